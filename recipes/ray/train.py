@@ -25,7 +25,13 @@ from understudy.policies.own_code.trusted import NAMED
 from understudy.policies.own_code.types import GIVEN
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.paths import resolve_paths
-from understudy_base import ConfigError, DatasetError, UnderstudyError, is_wrong_input, show_log
+from understudy_base import (
+    ConfigError,
+    DataAccessError,
+    UnderstudyError,
+    is_wrong_input,
+    show_log,
+)
 from understudy_kit import plain, validate
 from understudy_kit.cli.main import read_settings
 
@@ -54,7 +60,7 @@ def train_worker(content: dict[str, Any]) -> tuple[int, str]:
     with StopBeforePreemption(run) as preemption:
         try:
             code = run_and_report(command, run.settings() if command == "resume" else config)
-        except (ConfigError, DatasetError) as error:
+        except (ConfigError, DataAccessError) as error:
             if not is_wrong_input(error):
                 raise  # an outage: a restart may help
             return WRONG_INPUT, str(error)

@@ -5,6 +5,7 @@ reader.
 import os
 import subprocess
 import sys
+import tracemalloc
 from contextlib import suppress
 from typing import Any
 
@@ -13,7 +14,8 @@ import numpy as np
 import pytest
 
 from understudy_base.testing.refusals import refused
-from understudy_client.protocol import MessageError, decode, encode
+from understudy_client.dialects import Dialect
+from understudy_client.protocol import MessageError, decode, decode_message, encode
 
 MESSAGE: dict[str, Any] = {
     "image": np.arange(24, dtype=np.uint8).reshape(2, 4, 3)[:, ::-1],
@@ -35,6 +37,71 @@ def same(one: Any, two: Any) -> bool:
             and two.dtype.isnative
         )
     return bool(one == two) and type(one) is type(two)
+
+
+SMALL: dict[str, Any] = {
+    "image": np.arange(6, dtype=np.uint8).reshape(1, 2, 3),
+    "state": np.array([1.5, -0.0], np.float32),
+    "scalar": np.float32(2.5),
+    "plain": [np.float64(0.5), 3, -1, True, None, "ä", b"x", (1, 2)],
+    "big": np.array([1], ">i4"),
+}
+GOLDEN = {
+    Dialect("openpi", "bytes"): (
+        "85a5696d61676584c40b5f5f6e6461727261795f5fc3c40464617461c406000102030405c4056474"
+        "797065a37c7531c405736861706593010203a5737461746584c40b5f5f6e6461727261795f5fc3c4"
+        "0464617461c4080000c03f00000080c4056474797065a33c6634c40573686170659102a67363616c"
+        "617283c40d5f5f6e7067656e657269635f5fc3c40464617461cb4004000000000000c40564747970"
+        "65a33c6634a5706c61696e98cb3fe000000000000003ffc3c0a2c3a4c40178920102a362696784c4"
+        "0b5f5f6e6461727261795f5fc3c40464617461c40400000001c4056474797065a33e6934c4057368"
+        "6170659101"
+    ),
+    Dialect("openpi", "text"): (
+        "85a5696d61676584ab5f5f6e6461727261795f5fc3a464617461c406000102030405a56474797065"
+        "a37c7531a5736861706593010203a5737461746584ab5f5f6e6461727261795f5fc3a464617461c4"
+        "080000c03f00000080a56474797065a33c6634a573686170659102a67363616c617283ad5f5f6e70"
+        "67656e657269635f5fc3a464617461cb4004000000000000a56474797065a33c6634a5706c61696e"
+        "98cb3fe000000000000003ffc3c0a2c3a4c40178920102a362696784ab5f5f6e6461727261795f5f"
+        "c3a464617461c40400000001a56474797065a33e6934a573686170659101"
+    ),
+    Dialect("msgpack-numpy", "bytes"): (
+        "85a5696d61676585c4026e64c3c40474797065a37c7531c4046b696e64c400c40573686170659301"
+        "0203c40464617461c406000102030405a5737461746585c4026e64c3c40474797065a33c6634c404"
+        "6b696e64c400c40573686170659102c40464617461c4080000c03f00000080a67363616c617283c4"
+        "026e64c2c40474797065a33c6634c40464617461c40400002040a5706c61696e98cb3fe000000000"
+        "000003ffc3c0a2c3a4c40178920102a362696785c4026e64c3c40474797065a33e6934c4046b696e"
+        "64c400c40573686170659101c40464617461c40400000001"
+    ),
+    Dialect("msgpack-numpy", "text"): (
+        "85a5696d61676585a26e64c3a474797065a37c7531a46b696e64c400a5736861706593010203a464"
+        "617461c406000102030405a5737461746585a26e64c3a474797065a33c6634a46b696e64c400a573"
+        "686170659102a464617461c4080000c03f00000080a67363616c617283a26e64c2a474797065a33c"
+        "6634a464617461c40400002040a5706c61696e98cb3fe000000000000003ffc3c0a2c3a4c4017892"
+        "0102a362696785a26e64c3a474797065a33e6934a46b696e64c400a573686170659101a464617461"
+        "c40400000001"
+    ),
+}
+"""Dialect -> bytes of `SMALL`, which robots and servers of other versions send and read."""
+
+
+@pytest.mark.parametrize("dialect", GOLDEN)
+def test_the_bytes_of_a_message_stay(dialect: Dialect) -> None:
+    assert encode(SMALL, dialect).hex() == GOLDEN[dialect]
+    assert decode_message(bytes.fromhex(GOLDEN[dialect]))[1] == dialect
+
+
+def test_a_list_that_is_too_long_is_refused_before_it_is_made() -> None:
+    """Of empty lists, a message of 2 MB would stand for 130 MB."""
+    count = 2_000_000
+    message = b"\xdd" + count.to_bytes(4, "big") + b"\x90" * count
+    tracemalloc.start()
+    try:
+        with refused(kind=MessageError):
+            decode(message)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < len(message)
 
 
 def test_values_come_back_to_the_bit() -> None:

@@ -74,6 +74,7 @@ from understudy_base.episode_ids import repeated as repeated
 
 # Errors, and addresses of pages for their messages.
 from understudy_base.errors import ConfigError as ConfigError
+from understudy_base.errors import DataAccessError as DataAccessError
 from understudy_base.errors import DatasetError as DatasetError
 from understudy_base.errors import EmptyDatasetError as EmptyDatasetError
 from understudy_base.errors import LfsPointerError as LfsPointerError

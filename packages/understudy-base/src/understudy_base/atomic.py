@@ -38,22 +38,21 @@ def refuse_existing(path: str | Path, setting: str, overwrite: bool | None = Fal
     Raises:
         ConfigError: Something is there, and `overwrite` is not True.
     """
-    if is_taken(path) and not overwrite:
-        fix = (
-            "name another one"
-            if overwrite is None
-            else "name another one, or replace it with --overwrite"
-        )
-        raise ConfigError(f"{setting}: {path} exists; {fix}")
+    if not is_taken(path) or overwrite:
+        return
+    fix = "name another one"
+    if overwrite is not None:
+        fix += ", or replace it with --overwrite"
+    raise ConfigError(f"{setting}: {path} exists; {fix}")
 
 
 def is_taken(path: str | Path) -> bool:
     """Return whether something is at `path` that an output would replace; an empty folder is
     nothing.
     """
-    return os.path.lexists(path) and (
-        os.path.islink(path) or not os.path.isdir(path) or bool(os.listdir(path))
-    )
+    if os.path.isdir(path) and not os.path.islink(path):
+        return bool(os.listdir(path))
+    return os.path.lexists(path)
 
 
 def write_text(path: Path, text: str, *, durable: bool = True, is_new: bool = False) -> None:
@@ -129,9 +128,8 @@ def path_in_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         name = str(error.filename or "")
-        if error.errno is None or (
-            name and not name.endswith(DRAFT_SUFFIX) and f"{_WORK_SUFFIX}/new" not in name
-        ):
+        is_draft = name.endswith(DRAFT_SUFFIX) or f"{_WORK_SUFFIX}/new" in name
+        if error.errno is None or (name and not is_draft):
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
 
@@ -266,8 +264,11 @@ def hold_folder(folder: Path, waits: bool = False) -> Iterator[None]:
             errno.EEXIST, "another process has just finished it", str(folder)
         ) from None
     try:
-        busy = _is_held(folder) if lock is None else not os.fstat(lock).st_nlink
-        if busy:
+        if lock is None:
+            is_busy = _is_held(folder)
+        else:
+            is_busy = not os.fstat(lock).st_nlink
+        if is_busy:
             raise BeingWritten(errno.EEXIST, "another process is writing it", str(folder))
         yield
     finally:
@@ -303,20 +304,21 @@ def recover_folder(target: Path) -> bool:
     Returns:
         Whether another process is writing `target` now.
     """
-    busy = False
+    is_busy = False
     for work in sorted(target.parent.glob(f".{glob.escape(target.name)}-*{_WORK_SUFFIX}")):
         unique = work.name.removeprefix(f".{target.name}-").removesuffix(_WORK_SUFFIX)
         if "-" in unique or work.is_symlink() or not work.is_dir():
             continue  # belongs to a longer name, or is not a working folder
         try:
             names = {path.name for path in work.iterdir() if not path.name.endswith(DRAFT_SUFFIX)}
-            is_ours = names <= {"new", "old"}
-            lock = _lock(work) if is_ours else None
+            if not names <= {"new", "old"}:
+                continue  # not ours
+            lock = _lock(work)
         except FileNotFoundError:
             continue  # its process has just ended
-        if lock is None:
-            busy = busy or (is_ours and _is_held(work))
-            continue  # not ours, or another process is writing
+        if lock is None:  # another process is writing
+            is_busy = is_busy or _is_held(work)
+            continue
         try:
             if not target.exists() and (work / "old").is_dir():
                 kept = work / "new" if (work / "new").is_dir() else work / "old"
@@ -325,7 +327,7 @@ def recover_folder(target: Path) -> bool:
             shutil.rmtree(work, ignore_errors=True)
         finally:
             os.close(lock)
-    return busy
+    return is_busy
 
 
 def _is_held(folder: Path) -> bool:
@@ -344,7 +346,9 @@ def _lock(folder: Path, waits: bool = False) -> int | None:
     """Lock `folder` until the returned handle is closed; None if another process holds it or locks
     are missing.
     """
-    operation = fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB
+    operation = fcntl.LOCK_EX
+    if not waits:
+        operation |= fcntl.LOCK_NB
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, operation)

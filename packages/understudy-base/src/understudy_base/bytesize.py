@@ -15,7 +15,9 @@ def parse_bytes(size: int | str) -> int:
         ValueError: Any other text, or less than one byte.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?b|)\s*", str(size), re.IGNORECASE)
-    count = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
+    count = 0
+    if match is not None:
+        count = int(float(match[1]) * _UNITS[match[2].upper()])
     if count < 1:
         raise ValueError(f"memory {size!r}: give bytes, or text such as '4GB' or '512MiB'")
     return count

@@ -9,7 +9,9 @@ def available_cores() -> int:
     """Return the number of cores that this process may use; macOS knows only that of the
     machine.
     """
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def processes_here() -> int:
@@ -17,7 +19,9 @@ def processes_here() -> int:
     else 1.
     """
     text = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(1, int(text)) if text.isascii() and text.isdigit() else 1
+    if not (text.isascii() and text.isdigit()):
+        return 1
+    return max(1, int(text))
 
 
 def fair_threads(processes: int) -> int:

@@ -9,5 +9,6 @@ def plural(count: int, singular: str, many: str = "") -> str:
         singular: words after a count of 1, "episode has no frames".
         many: words after any other count; "" appends an s to `singular`.
     """
-    noun = singular if count == 1 else many or f"{singular}s"
-    return f"{count:,} {noun}"
+    if count == 1:
+        return f"1 {singular}"
+    return f"{count:,} {many or f'{singular}s'}"

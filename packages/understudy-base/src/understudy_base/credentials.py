@@ -53,7 +53,10 @@ def strip_credentials(address: str) -> str:
     results, except for the suffixes `#2`, `#3` of `remember_credentials`.
     """
     scheme = _SCHEME.search(address)
-    return address[: scheme.start()] + _strip_url(address[scheme.start() :]) if scheme else address
+    if scheme is None:
+        return address
+    begin = scheme.start()
+    return address[:begin] + _strip_url(address[begin:])
 
 
 def _strip_url(url: str) -> str:
@@ -61,7 +64,9 @@ def _strip_url(url: str) -> str:
     if scheme == "file":
         return url
     place = re.split(r"[?#]", rest, maxsplit=1)[0]
-    number = _NUMBER.fullmatch(rest[rest.rfind("#") :])
+    fragment = rest[rest.rfind("#") :]
+    if not _NUMBER.fullmatch(fragment):
+        fragment = ""
     host, slash, path = place.partition("/")
     port = host.rpartition("@")[2].rpartition("]")[2].partition(":")[2]
     # the password holds one of / ? #, so the host follows
@@ -72,7 +77,6 @@ def _strip_url(url: str) -> str:
     user, at_sign, bare = host.rpartition("@")
     if at_sign and scheme not in _PUBLIC_USERS and (":" in user or scheme in ("http", "https")):
         host = bare
-    fragment = number[0] if number else ""
     return f"{scheme}://{host}{slash}{path}{fragment}"
 
 
@@ -141,17 +145,12 @@ def _secrets(address: str) -> Iterator[str]:
     """Yield the secret parts of an address, longest first."""
     rest = address.partition("://")[2]
     place, _, query = rest.partition("?")
-    user, at_sign, _ = place.partition("/")[0].rpartition("@")
+    user = place.partition("/")[0].rpartition("@")[0]
     password = user.partition(":")[2]
     plain = unquote(user)
-    pieces = (
-        {user, plain, base64.b64encode(plain.encode()).decode(), password, unquote(password)}
-        if at_sign
-        else set()
-    )
+    encoded = base64.b64encode(plain.encode()).decode()
+    pieces = (user, plain, encoded, password, unquote(password), query)
     secrets = {piece for piece in pieces if len(piece) >= _MIN_SECRET}
-    if len(query) >= _MIN_SECRET:
-        secrets.add(query)
     values = {pair.partition("=")[2] for pair in re.split("[&;]", query.partition("#")[0])}
     values |= {unquote(value) for value in values}
     secrets |= {value for value in values if len(value) >= _MIN_VALUE}

@@ -106,10 +106,9 @@ def find_entry_points(group: str) -> dict[str, EntryPoint]:
         if not tree.name or tree.name in seen:
             continue
         seen.add(tree.name)
+        distribution = f"{tree.name} in {os.path.dirname(folder)}"
         for point, target in tree.groups.get(group, {}).items():
-            _add(
-                found, EntryPoint(group, point, target, f"{tree.name} in {os.path.dirname(folder)}")
-            )
+            _add(found, EntryPoint(group, point, target, distribution))
     for folder in folders:
         for distribution, groups in _read_folder(folder, _modified(folder)).items():
             name = distribution.partition(" ")[0]
@@ -222,7 +221,9 @@ def _read_tree(folder: str) -> _Tree:
         return _Tree()
     project = _read_project(file)
     name = str(project.get("name", ""))
-    return _Tree(name, project.get("entry-points", {})) if PROJECT.fullmatch(name) else _Tree()
+    if not PROJECT.fullmatch(name):
+        return _Tree()
+    return _Tree(name, project.get("entry-points", {}))
 
 
 def _read_project(file: Path) -> Mapping[str, Any]:
@@ -233,9 +234,8 @@ def _read_project(file: Path) -> Mapping[str, Any]:
         import tomllib
 
         with suppress(OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
-            project: Mapping[str, Any] = tomllib.loads(file.read_text(encoding="utf-8")).get(
-                "project", {}
-            )
+            content = tomllib.loads(file.read_text(encoding="utf-8"))
+            project: Mapping[str, Any] = content.get("project", {})
             return project
     return {}
 

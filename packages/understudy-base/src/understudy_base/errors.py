@@ -24,11 +24,11 @@ class ConfigError(UnderstudyError, ValueError):
     """Invalid settings. The message addresses their author; the command line exits with 2."""
 
 
-class DatasetError(UnderstudyError, ValueError):
-    """A dataset cannot be used as requested.
+class DataAccessError(UnderstudyError):
+    """Data cannot be had: the dataset is at fault (`DatasetError`), or its source (`SourceError`).
 
     The message is one line with the value (file, episode), the rule that it breaks and the remedy.
-    The command line prints it and exits with 2. Credentials of addresses are removed from it.
+    Credentials of addresses are removed from it.
 
     Attributes:
         what: The broken rule.
@@ -37,15 +37,14 @@ class DatasetError(UnderstudyError, ValueError):
     """
 
     def __init__(self, what: str, *, where: object = None, fix: str = "") -> None:
-        what = redact(what)
-        fix = redact(fix)
-        where = redact(where) if isinstance(where, str) else where
-        self.what = what
-        self.where = where
-        self.fix = fix
-        text = f"{where}: {what}" if where is not None else what
-        if fix:
-            text = f"{text} ({fix})"
+        self.what = redact(what)
+        self.where = redact(where) if isinstance(where, str) else where
+        self.fix = redact(fix)
+        text = self.what
+        if self.where is not None:
+            text = f"{self.where}: {text}"
+        if self.fix:
+            text = f"{text} ({self.fix})"
         super().__init__(text)
 
     def replaced(self, **changes: object) -> "Self":
@@ -60,7 +59,11 @@ class DatasetError(UnderstudyError, ValueError):
         return (_rebuild, (type(self), self.fields()))
 
 
-_Error = TypeVar("_Error", bound=DatasetError)
+_Error = TypeVar("_Error", bound=DataAccessError)
+
+
+class DatasetError(DataAccessError, ValueError):
+    """A dataset cannot be used as requested. The command line prints it and exits with 2."""
 
 
 class MissingFileError(DatasetError):
@@ -75,11 +78,10 @@ class LfsPointerError(DatasetError):
     """The file is a git LFS pointer: a clone has it until the real file is downloaded."""
 
 
-class SourceError(DatasetError):
+class SourceError(DataAccessError):
     """The source of a file gives no answer, or the file changed since it was opened.
 
-    The data itself is not at fault: it is not a bad image or row, and no other sample may replace
-    it.
+    It says nothing about the data, so no other sample may replace the one that was asked for.
 
     Attributes:
         transient: Whether the same command may succeed later: retries ended at their deadline.
@@ -100,7 +102,9 @@ def is_wrong_input(error: BaseException | None) -> bool:
     """Return whether the same command would fail again: settings or data are wrong, and no outage
     is the cause.
     """
-    return isinstance(error, ConfigError | DatasetError) and not getattr(error, "transient", False)
+    if isinstance(error, SourceError):
+        return not error.transient
+    return isinstance(error, ConfigError | DatasetError)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -108,8 +112,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     Python's.
     """
     kinds = {kind.__name__ for kind in type(error).__mro__}  # by name: torch is not imported here
-    of_cpu = "DefaultCPUAllocator" in str(error) and "memory" in str(error)
-    return bool(kinds & {"MemoryError", "OutOfMemoryError"}) or ("RuntimeError" in kinds and of_cpu)
+    if kinds & {"MemoryError", "OutOfMemoryError"}:
+        return True
+    text = str(error)
+    return "RuntimeError" in kinds and "DefaultCPUAllocator" in text and "memory" in text
 
 
 def is_offline(error: BaseException | None) -> bool:
@@ -144,12 +150,13 @@ def hub_remedy(error: BaseException) -> str:
 
 def summarize(error: BaseException) -> str:
     """Return the type of an error and the first line of its message."""
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return (
-        f"{type(error).__name__}: {text[:200]}{'…' * (len(text) > 200)}"
-        if text
-        else type(error).__name__
-    )
+    lines = str(error).strip().splitlines()
+    if not lines:
+        return type(error).__name__
+    text = lines[0].strip()
+    if len(text) > 200:
+        text = f"{text[:200]}…"
+    return f"{type(error).__name__}: {text}"
 
 
 def _rebuild(kind: type[_Error], fields: Record) -> _Error:

@@ -60,11 +60,13 @@ def require(*extras: str) -> None:
     """Raise MissingExtraError, with one command for all, unless all modules of `extras` are
     installed. Imports none.
     """
-    lacking = [extra for extra in extras if not is_installed(extra)]
-    if lacking:
-        included = set[str]().union(*map(_included, lacking))
-        named = [extra for extra in lacking if extra not in included]
-        raise missing_extra(next(filter(_is_missing, _modules(lacking[0]))), *dict.fromkeys(named))
+    lacking = dict.fromkeys(extra for extra in extras if not is_installed(extra))
+    if not lacking:
+        return
+    included = set[str]().union(*map(_included, lacking))
+    named = [extra for extra in lacking if extra not in included]
+    modules = _modules(next(iter(lacking)))
+    raise missing_extra(next(filter(_is_missing, modules)), *named)
 
 
 def is_installed(extra: str) -> bool:
@@ -89,7 +91,9 @@ def describe_missing(error: ImportError) -> MissingExtraError | None:
         return error
     name = (error.name or "").partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if name in modules), None)
-    return None if extra is None or not _is_missing(name) else missing_extra(name, extra)
+    if extra is None or not _is_missing(name):
+        return None
+    return missing_extra(name, extra)
 
 
 def describe_old_numpy(error: ImportError) -> MissingExtraError | None:
@@ -97,11 +101,8 @@ def describe_old_numpy(error: ImportError) -> MissingExtraError | None:
     other errors.
     """
     have = _version("numpy")
-    if (
-        isinstance(error, ModuleNotFoundError)
-        or "numpy" not in str(error).lower()
-        or not re.match(r"[01]\.", have)
-    ):
+    is_about_numpy = "numpy" in str(error).lower() and not isinstance(error, ModuleNotFoundError)
+    if not is_about_numpy or not re.match(r"[01]\.", have):
         return None
     # pyarrow's error has no name, but begins with it: "pyarrow requires NumPy 2.0 or newer, found
     # 1.26.4"

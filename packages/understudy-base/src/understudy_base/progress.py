@@ -61,10 +61,10 @@ class Progress:
         self._last = last
         self._bar: Any = None
         self._note = ""
-        notebook = _in_notebook()
+        is_notebook = _in_notebook()
         shown = shown and sys.stderr is not None  # closed, as some daemons do
-        self._lines = shown and not (notebook or sys.stderr.isatty())
-        if notebook and _displayed:
+        self._lines = shown and not (is_notebook or sys.stderr.isatty())
+        if is_notebook and _displayed:
             shown = False  # each validation of a long run would leave an empty output
         self._last_n = done
         self._last_time = time.monotonic()
@@ -72,16 +72,12 @@ class Progress:
         self._logged = self.n if not last else -1
         if shown and not self._lines:
             _displayed.add(self)
-            bar = NotebookBar if notebook else tqdm
+            bar: Any = tqdm
             options: dict[str, Any] = {"dynamic_ncols": True, "file": sys.stderr}
-            if notebook:
-                delay = 0.0 if last else 0.5
-                options = {
-                    "ncols": NOTEBOOK_COLUMNS,
-                    "ascii": False,
-                    "file": _Nowhere(),
-                    "delay": delay,
-                }
+            if is_notebook:
+                bar = NotebookBar
+                options = {"ncols": NOTEBOOK_COLUMNS, "ascii": False, "file": _Nowhere()}
+                options["delay"] = 0.0 if last else 0.5
             self._bar = bar(
                 total=total, desc=description, unit=unit, unit_scale=total > 100_000, initial=done,
                 mininterval=0.5, leave=last, **options,
@@ -94,9 +90,8 @@ class Progress:
             self._bar.update(count)
         elif self._lines:
             now = time.monotonic()
-            if now - self._last_time >= max(
-                MIN_INTERVAL, min(MAX_INTERVAL, (now - self._start) / 20)
-            ):
+            interval = max(MIN_INTERVAL, min(MAX_INTERVAL, (now - self._start) / 20))
+            if now - self._last_time >= interval:
                 self._log()
 
     def set_note(self, text: str) -> None:
@@ -123,26 +118,23 @@ class Progress:
             self._bar.leave = self._bar.leave and not failed
             self._bar.close()
             _displayed.discard(self)
-        elif (
-            self._lines and self._logged != self.n and (self._last or self._last_time > self._start)
-        ):
+        has_line = self._last or self._last_time > self._start
+        if self._lines and self._logged != self.n and has_line:
             self._log()
         self._lines = False
 
     def _log(self) -> None:
         now = time.monotonic()
         rate = (self.n - self._last_n) / max(now - self._last_time, 1e-9)
-        left = (
-            f", {_duration((self._total - self.n) / rate)} left"
-            if rate and self.n < self._total
-            else ""
-        )
-        share = f" ({self.n / self._total:.0%})" if self._total else ""
-        note = f", {self._note}" if self._note else ""
-        done = f"{self.n:,} of {self._total:,} {self._unit}s{share}"
-        print(
-            f"{self._description}: {done}, {_rate(rate)}/s{left}{note}", file=sys.stderr, flush=True
-        )
+        line = f"{self._description}: {self.n:,} of {self._total:,} {self._unit}s"
+        if self._total:
+            line += f" ({self.n / self._total:.0%})"
+        line += f", {_rate(rate)}/s"
+        if rate and self.n < self._total:
+            line += f", {_duration((self._total - self.n) / rate)} left"
+        if self._note:
+            line += f", {self._note}"
+        print(line, file=sys.stderr, flush=True)
         self._last_n = self.n
         self._last_time = now
         self._logged = self.n
@@ -189,8 +181,9 @@ class NotebookBar(tqdm):  # type: ignore[type-arg] # a generic in its stubs alon
 def _in_notebook() -> bool:
     """Whether this process is the kernel of a notebook. Does not import IPython."""
     ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return "IPKernelApp" in getattr(shell, "config", {})
+    if ipython is None:
+        return False
+    return "IPKernelApp" in getattr(ipython.get_ipython(), "config", {})
 
 
 def _rate(rate: float) -> str:

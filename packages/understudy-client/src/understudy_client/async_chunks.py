@@ -109,9 +109,7 @@ class AsyncChunks:
                 above the policy's `max_delay` with "trained"; or a chunk has fewer actions than
                 `execute` and `delay` need.
         """
-        config = getattr(policy, "config", None)
-        chunk = config.chunk if config is not None else policy.chunk  # type: ignore[attr-defined]
-        self.chunk = int(chunk)
+        self.chunk = _chunk_length(policy)
         self.execute = execute if execute is not None else max(1, self.chunk // 2)
         if compensation not in get_args(Compensation):
             raise ValueError(
@@ -192,9 +190,8 @@ class AsyncChunks:
         for key, value in observation.items():
             if isinstance(value, np.ndarray):
                 seen[key] = np.array(value)
-        if self._asked is None and (
-            not self._chunks or step - self._chunks[-1].asked >= self.execute
-        ):
+        is_due = not self._chunks or step - self._chunks[-1].asked >= self.execute
+        if is_due and self._asked is None:
             self._ask(step, seen, {**options, "time": time})
             self._receive(step)
         else:
@@ -223,13 +220,13 @@ class AsyncChunks:
         """Have the thread predict the chunk of this step."""
         late = self._expected_delay()
         if self._compensation in ("guided", "trained") and late and self._chunks:
-            rest = self._chunks[-1].actions[step - self._chunks[-1].start :]
-            if len(rest):
-                late = min(late, len(rest))
-                if self._compensation == "guided":
-                    options |= {"previous": rest, "delay": late, "horizon": len(rest)}
-                else:
-                    options |= {"previous": rest, "delay": min(late, self._most_given)}
+            latest = self._chunks[-1]
+            remaining = latest.actions[step - latest.start :]
+            late = min(late, len(remaining))
+            if len(remaining) and self._compensation == "guided":
+                options |= {"previous": remaining, "delay": late, "horizon": len(remaining)}
+            elif len(remaining):
+                options |= {"previous": remaining, "delay": min(late, self._most_given)}
         self._asked = step, self._worker.submit(self._predict, observation, options)
 
     def _predict(self, observation: dict[str, Any], options: dict[str, Any]) -> np.ndarray:
@@ -246,12 +243,14 @@ class AsyncChunks:
             return
         asked_step, future = self._asked
         delay = step - asked_step
-        stalled = not any(chunk.has(step) for chunk in self._chunks)
-        due = delay >= self._delay if self._delay is not None else future.done()
-        if not due and not stalled:
-            return
-        if stalled and self._chunks and self._delay is None and not future.done():
+        is_stalled = not any(chunk.has(step) for chunk in self._chunks)
+        is_due = future.done()
+        if self._delay is not None:
+            is_due = delay >= self._delay
+        elif is_stalled and self._chunks and not is_due:
             self.stalls += 1
+        if not is_due and not is_stalled:
+            return
         self._asked = None
         actions = future.result()
         if self._chunks:
@@ -260,12 +259,10 @@ class AsyncChunks:
             if (report := getattr(self._policy, "report_delay", None)) is not None:
                 report(delay)
         start = step if self._compensation == "none" else asked_step
-        self._chunks = (
-            [chunk for chunk in self._chunks if chunk.has(step)]
-            if self._compensation == "ensemble"
-            else []
-        )
-        self._chunks.append(_Chunk(asked_step, start, actions))
+        kept: list[_Chunk] = []
+        if self._compensation == "ensemble":
+            kept = [chunk for chunk in self._chunks if chunk.has(step)]
+        self._chunks = [*kept, _Chunk(asked_step, start, actions)]
 
     def _warn_if_late(self, delay: int) -> None:
         if self._compensation != "trained" or self._warned or delay <= self._most_given:
@@ -300,6 +297,12 @@ class AsyncChunks:
             if not future.cancel():
                 future.exception()  # waits for it; its result has no use
         self._asked = None
+
+
+def _chunk_length(policy: Any) -> int:
+    """Actions of each chunk of a policy: a local one has it in its config."""
+    config = getattr(policy, "config", None)
+    return int(policy.chunk if config is None else config.chunk)
 
 
 def _max_delay(policy: Any) -> int:

@@ -41,6 +41,8 @@ from understudy_client.protocol import (
 )
 
 if TYPE_CHECKING:
+    from typing import TypeGuard
+
     from typing_extensions import Self  # of `typing` since Python 3.11
 
 FAILURES = (OSError, WebSocketException)
@@ -124,13 +126,11 @@ class RemotePolicy:
         self._past: PastObservations | None = None
         with self._lock:
             self._connect(clock.monotonic() + timeout_s)
-        reach = max(
-            (-min(times) for times in self.metadata.get("history", {}).values()), default=None
-        )
-        if reach is not None:
+        reaches = [-min(times) for times in self.metadata.get("history", {}).values()]
+        if reaches:
             # Without a frame rate the times of a history of steps are in steps.
             step_rate = 1.0 if self.metadata.get("past_steps") else None
-            self._past = PastObservations(reach, self.metadata.get("fps") or step_rate)
+            self._past = PastObservations(max(reaches), self.metadata.get("fps") or step_rate)
 
     # -- the methods of the local policy -----------------------------------------------------------
 
@@ -201,18 +201,11 @@ class RemotePolicy:
                 "delay": delay,
                 "horizon": horizon,
                 "executed": self._executed,
+                **self._draws(noise),
             }
-            if noise is None and self._noise is not None:
-                noise = Noise(self._noise[0], self._noise[1] + self._step)
-            if noise is not None:
-                control["noise"] = asdict(noise)
             reply = self._request(observation, control)
             actions = reply.get("actions")
-            if (
-                not isinstance(actions, np.ndarray)
-                or actions.ndim != 2
-                or actions.dtype.kind not in "iuf"
-            ):
+            if not _is_chunk(actions):
                 raise RemoteError(f"{self._name} answered without actions; is it a policy server?")
             if not np.isfinite(actions).all():  # of another server than ours
                 raise ValueError(
@@ -267,11 +260,8 @@ class RemotePolicy:
                 "time": sent_time,
                 "length": length,
                 "temperature": float(temperature),
+                **self._draws(noise, "response"),
             }
-            if noise is None and self._noise is not None:
-                noise = Noise(self._noise[0], self._noise[1] + self._step, "response")
-            if noise is not None:
-                control["noise"] = asdict(noise)
             reply = self._request(observation, control)
             text = reply.get("response")
             if not isinstance(text, str):
@@ -351,6 +341,15 @@ class RemotePolicy:
     def _name(self) -> str:
         return redact(self._url)
 
+    def _draws(self, noise: Noise | None, *purpose: str) -> dict[str, Any]:
+        """Entry of a request with the key of its random numbers: `noise`, or that of `reset`; {}
+        where the server chooses.
+        """
+        if noise is None and self._noise is not None:
+            seed, position = self._noise
+            noise = Noise(seed, position + self._step, *purpose)
+        return {} if noise is None else {"noise": asdict(noise)}
+
     def _remember(self, observation: Mapping[str, Any], time: float | None) -> None:
         if self._past is not None:
             self._past.add(self._step, time, observation)
@@ -365,9 +364,7 @@ class RemotePolicy:
         if self._closed:
             raise RemoteError(f"{self._name}: this client is closed; make another one", "closing")
         end = clock.monotonic() + self.timeout_s
-        has_observation = control["op"] in ("act", "respond")
-        if has_observation:  # checked before anything is sent
-            encode(dict(observation))
+        encode(dict(observation))  # checked before anything is sent
         pause = 0.0  # a lost connection is made again at once, and then ever later
         while True:
             connection = self._connection
@@ -375,20 +372,8 @@ class RemotePolicy:
                 if control["op"] == "reset":
                     return {}  # the next connection starts an episode by itself
                 connection = self._connect(end)
-            past = self._past.unsent() if self._past is not None and has_observation else []
             left = end - clock.monotonic()
-            fields = {**control, "past": past, "deadline_s": max(left, 1e-3)}
-            message = encode(
-                {
-                    **observation,
-                    CONTROL: {k: value for k, value in fields.items() if value is not None},
-                }
-            )
-            if len(message) > (most := self.metadata.get("max_message_bytes", len(message))):
-                raise MessageError(
-                    f"the observation takes {len(message):,} bytes, the server takes {most:,}; "
-                    "send smaller images, or serve with a larger --max-message-mb"
-                )
+            message = self._message(observation, control, left)
             try:
                 reply = _exchange(connection, message, max(left, 0) + _MARGIN_S)
             except TimeoutError as error:
@@ -413,6 +398,26 @@ class RemotePolicy:
                     raise
                 self._drop()  # the server restarts
                 clock.sleep(_FIRST_PAUSE_S)
+
+    def _message(self, observation: Mapping[str, Any], control: Record, deadline_s: float) -> bytes:
+        """Return the message of a request, with the observations that the server lacks.
+
+        Raises:
+            MessageError: it is larger than the server takes.
+        """
+        past: list[Entry] = []
+        if self._past is not None and control["op"] != "reset":
+            past = self._past.unsent()
+        fields = {**control, "past": past, "deadline_s": max(deadline_s, 1e-3)}
+        known = {name: value for name, value in fields.items() if value is not None}
+        message = encode({**observation, CONTROL: known})
+        most = self.metadata.get("max_message_bytes", len(message))
+        if len(message) > most:
+            raise MessageError(
+                f"the observation takes {len(message):,} bytes, the server takes {most:,}; "
+                "send smaller images, or serve with a larger --max-message-mb"
+            )
+        return message
 
     def _checked(self, data: Any) -> dict[str, Any]:
         """Return the content of an answer; raise the error that it holds."""
@@ -448,11 +453,8 @@ class RemotePolicy:
                     connection = self._dial_once(end)
                     break
                 except FAILURES as error:
-                    if isinstance(error, RemoteError) and error.fault not in (
-                        "closing",
-                        "deadline",
-                    ):
-                        raise
+                    if getattr(error, "fault", "closing") not in ("closing", "deadline"):
+                        raise  # the server refuses the robot
                     if clock.monotonic() + pause >= end:
                         reason = error or type(error).__name__
                         text = (
@@ -503,6 +505,11 @@ class RemotePolicy:
         if self._connection is not None:
             _hang_up(self._connection)
             self._connection = None
+
+
+def _is_chunk(actions: Any) -> "TypeGuard[np.ndarray]":
+    """Whether the actions of an answer are numbers [T, A]."""
+    return isinstance(actions, np.ndarray) and actions.ndim == 2 and actions.dtype.kind in "iuf"
 
 
 def _identity(metadata: Record) -> tuple[Any, ...]:
@@ -646,4 +653,6 @@ class PastObservations:
         step, time, _ = self._entries[-1]
         if time is not None and entry[1] is not None:
             return time - entry[1]
-        return (step - entry[0]) / self._fps if self._fps else 0.0
+        if not self._fps:
+            return 0.0
+        return (step - entry[0]) / self._fps

@@ -41,51 +41,53 @@ class FormError(ValueError):
     """A map has the marks of an array, and is none."""
 
 
+_OPENPI_FORMS = (OPENPI, Dialect("openpi", "text"))
+_MARKS = {"__ndarray__": True, "__npgeneric__": False}
+"""Key of openpi's mark -> whether it is that of an array."""
+_NUMPY_FORMS = (Dialect("msgpack-numpy", "bytes"), Dialect("msgpack-numpy", "text"))
+
+
 def read_form(value: Mapping[Any, Any]) -> Form | None:
     """Return the parts of the array or number that a map describes; None for any other map.
 
     Raises:
         FormError: it has the marks of one, and is none.
     """
-    for keys in (Dialect("openpi", "bytes"), Dialect("openpi", "text")):
-        for name, is_array in (("__ndarray__", True), ("__npgeneric__", False)):
-            mark = keys.key(name)
-            if mark in value:
-                if value[mark] is not True:
-                    raise FormError(
-                        f"a map has {mark!r}: {str(value[mark])[:40]}; an array of openpi has True "
-                        "there"
-                    )
-                shape = value.get(keys.key("shape"))
-                return Form(
-                    keys,
-                    is_array,
-                    _text(value.get(keys.key("dtype"))),
-                    shape,
-                    value.get(keys.key("data")),
-                )
-    for keys in (Dialect("msgpack-numpy", "bytes"), Dialect("msgpack-numpy", "text")):
-        nd = keys.key("nd")
-        kind = keys.key("type")
-        if nd not in value or kind not in value or keys.key("data") not in value:
-            continue
-        if value[nd] not in (True, False) or (
-            isinstance(value[nd], int | float) and not isinstance(value[nd], bool)
-        ):
-            raise FormError(
-                f"a map has {nd!r}: {str(value[nd])[:40]}; an array of msgpack-numpy has True or "
-                "False there"
-            )
-        sort = _text(value.get(keys.key("kind"), ""))
-        if sort in ("V", "O"):
-            what = "fields" if sort == "V" else "objects, which are pickled and may run code"
-            raise FormError(
-                f"an array of msgpack-numpy has {what}; send booleans, numbers or strings"
-            )
-        dtype = _text(value[kind])
-        shape = value.get(keys.key("shape"))
-        return Form(keys, bool(value[nd]), dtype, shape, value[keys.key("data")])
+    for dialect in _OPENPI_FORMS:
+        for name, is_array in _MARKS.items():
+            if dialect.key(name) in value:
+                return _read_openpi(value, dialect, name, is_array)
+    for dialect in _NUMPY_FORMS:
+        if all(dialect.key(name) in value for name in ("nd", "type", "data")):
+            return _read_numpy(value, dialect)
     return None
+
+
+def _read_openpi(value: Mapping[Any, Any], dialect: Dialect, name: str, is_array: bool) -> Form:
+    key = dialect.key
+    mark = value[key(name)]
+    if mark is not True:
+        raise FormError(
+            f"a map has {key(name)!r}: {str(mark)[:40]}; an array of openpi has True there"
+        )
+    dtype = _text(value.get(key("dtype")))
+    return Form(dialect, is_array, dtype, value.get(key("shape")), value.get(key("data")))
+
+
+def _read_numpy(value: Mapping[Any, Any], dialect: Dialect) -> Form:
+    key = dialect.key
+    mark = value[key("nd")]
+    if not isinstance(mark, bool):
+        raise FormError(
+            f"a map has {key('nd')!r}: {str(mark)[:40]}; an array of msgpack-numpy has True or "
+            "False there"
+        )
+    kind = _text(value.get(key("kind"), ""))
+    if kind in ("V", "O"):
+        what = "fields" if kind == "V" else "objects, which are pickled and may run code"
+        raise FormError(f"an array of msgpack-numpy has {what}; send booleans, numbers or strings")
+    dtype = _text(value[key("type")])
+    return Form(dialect, mark, dtype, value.get(key("shape")), value[key("data")])
 
 
 def _text(value: Any) -> Any:

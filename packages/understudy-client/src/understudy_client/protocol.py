@@ -152,11 +152,9 @@ def _pack(value: Any, dialect: Dialect) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype.kind not in KINDS:
             raise ValueError(f"the dtype {value.dtype}; send booleans, numbers or strings")
-        return (
-            pack_array(value, dialect)
-            if isinstance(value, np.ndarray)
-            else pack_number(value, dialect)
-        )
+        if isinstance(value, np.ndarray):
+            return pack_array(value, dialect)
+        return pack_number(value, dialect)
     raise TypeError(
         f"a {type(value).__name__}; send numpy arrays, numbers, strings, lists and dicts"
     )
@@ -255,6 +253,10 @@ def rebuild_error(stored: Record) -> Exception:
     message = str(stored.get("message", ""))
     if fault == "contract":
         return ContractError(read_mismatches(stored.get("mismatches")))
-    if fault in ("value", "message"):
-        return ValueError(message) if fault == "value" else MessageError(message)
-    return DeadlineError(message, fault) if fault == "deadline" else RemoteError(message, fault)
+    if fault == "value":
+        return ValueError(message)
+    if fault == "message":
+        return MessageError(message)
+    if fault == "deadline":
+        return DeadlineError(message, fault)
+    return RemoteError(message, fault)

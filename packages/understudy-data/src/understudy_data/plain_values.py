@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from understudy_base import (
+    DataAccessError,
     DatasetError,
     EmptyDatasetError,
     LfsPointerError,
@@ -240,12 +241,12 @@ def _object(kind: type, state: Any) -> Any:
     return value
 
 
-def _error_fields(error: DatasetError) -> dict[str, Any]:
+def _error_fields(error: DataAccessError) -> dict[str, Any]:
     where = error.where if isinstance(error.where, Path | None) else str(error.where)
     return error.fields() | {"where": where}
 
 
-def _error(kind: type[DatasetError], arguments: Any) -> DatasetError:
+def _error(kind: type[DataAccessError], arguments: Any) -> DataAccessError:
     return kind(**arguments)
 
 

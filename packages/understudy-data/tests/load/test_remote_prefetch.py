@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from understudy_base import DatasetError, SourceError, is_wrong_input
+from understudy_base import SourceError, is_wrong_input
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.catalog import Catalog
@@ -332,7 +332,7 @@ def test_loader_close_does_not_wait_for_a_silent_server(
         server.fault = silence
 
         def take() -> None:
-            with contextlib.suppress(DatasetError):  # its loader is stopped
+            with contextlib.suppress(SourceError):  # its loader is stopped
                 for _ in range(9):
                     next(there)
 

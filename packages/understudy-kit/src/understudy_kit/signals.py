@@ -198,8 +198,9 @@ def ended_in_calls(code: int | None = None) -> Iterator[None]:
 
 def _ending() -> list[signal.Signals]:
     """Signals that end a command; not an ignored SIGINT, as in a background command of a shell."""
-    is_ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-    return [signal.SIGTERM] if is_ignored else [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        return [signal.SIGTERM]
+    return [signal.SIGTERM, signal.SIGINT]
 
 
 @contextmanager

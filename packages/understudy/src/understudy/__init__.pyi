@@ -79,7 +79,9 @@ from understudy_base import ACTION as ACTION
 from understudy_base import STATE as STATE
 from understudy_base import TASK as TASK
 from understudy_base import ConfigError as ConfigError
+from understudy_base import DataAccessError as DataAccessError
 from understudy_base import DatasetError as DatasetError
+from understudy_base import SourceError as SourceError
 from understudy_base import UnderstudyError as UnderstudyError
 from understudy_base import __version__ as __version__
 from understudy_base import keep_freed_memory as keep_freed_memory

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from understudy_base.errors import DatasetError
+from understudy_base.errors import DataAccessError, DatasetError
 
 
 @contextmanager
@@ -20,24 +20,25 @@ def refused(
     """Expect a `kind` in the block, and no subclass of it.
 
     Args:
-        values: names, settings and numbers, each as a whole word of the message; of a DatasetError,
-            of `what`.
-        where: the end of a DatasetError's `where`, "" for any; None: the error has no place.
-        fix: a name that a DatasetError's `fix` contains, "" for any; None: the error has no remedy.
+        values: names, settings and numbers, each as a whole word of the message; of an error of
+            data, of `what`.
+        where: the end of `where` of an error of data, "" for any; None: the error has no place.
+        fix: a name that `fix` of an error of data contains, "" for any; None: the error has no
+            remedy.
         kind: type of the error.
     """
     with pytest.raises(kind) as caught:
         yield caught
     error = caught.value
     assert type(error) is kind, repr(error)
-    if isinstance(error, DatasetError):
+    if isinstance(error, DataAccessError):
         assert (fix is None) == (not error.fix), f"remedy {error.fix!r}: {error}"
         assert (fix or "") in error.fix, error
         assert (error.where is None) == (where is None), error
         assert str(error.where).endswith(where or ""), error
     else:
         assert (where, fix or "") == (None, ""), f"{kind} has no such fields"
-    message = error.what if isinstance(error, DatasetError) else str(error)
+    message = error.what if isinstance(error, DataAccessError) else str(error)
     missing = absent(message, *values)
     assert not missing, f"{missing} not in: {error!r}"
 

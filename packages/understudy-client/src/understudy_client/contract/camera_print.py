@@ -85,11 +85,12 @@ class CameraPrint:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, rounded to a tenth of a gray level."""
-        cells = {
-            name: np.round(getattr(self, name).astype(float), 1).tolist()
-            for name in ("mean", "deviation")
+        return {
+            "mean": np.round(self.mean.astype(float), 1).tolist(),
+            "deviation": np.round(self.deviation.astype(float), 1).tolist(),
+            "usual": round(self.usual, 3),
+            "most": round(self.most, 3),
         }
-        return {**cells, "usual": round(self.usual, 3), "most": round(self.most, 3)}
 
     @classmethod
     def from_json(cls, stored: Record) -> "CameraPrint":
@@ -109,12 +110,12 @@ def shrink(image: np.ndarray) -> np.ndarray:
     height, width = image.shape[:2]
     rows = np.arange(SIDE) * height // SIDE
     columns = np.arange(SIDE) * width // SIDE
-    sums = np.add.reduceat(np.add.reduceat(image.astype(np.uint32), rows, axis=0), columns, axis=1)
-    lengths = [
-        np.maximum(np.diff(np.append(starts, end)), 1)
-        for starts, end in ((rows, height), (columns, width))
-    ]
-    return (sums / (lengths[0][:, None] * lengths[1])[..., None]).astype(np.float32)
+    row_sums = np.add.reduceat(image.astype(np.uint32), rows, axis=0)
+    sums = np.add.reduceat(row_sums, columns, axis=1)
+    heights = np.maximum(np.diff(np.append(rows, height)), 1)
+    widths = np.maximum(np.diff(np.append(columns, width)), 1)
+    pixels = heights[:, None] * widths
+    return (sums / pixels[..., None]).astype(np.float32)
 
 
 def _middle(cells: np.ndarray, height: float, width: float) -> np.ndarray:
@@ -189,14 +190,13 @@ def explain_grids(
     for explanation, misfit in misfits.items():
         fits[explanation] = float(np.median([misfit(grid) for grid in grids]))
     best = min(fits, key=lambda explanation: fits[explanation], default=None)
-    flat = np.median([grid.std(axis=(0, 1)).max() for grid in grids]) < _LEAST_CONTRAST
-    if flat:
-        best = None  # it looks like the middle of many images
-    if best is not None and fits[best] < 0.5 * now and fits[best] <= 2 * print_.most + 0.5:
+    contrast = np.median([grid.std(axis=(0, 1)).max() for grid in grids])
+    is_flat = contrast < _LEAST_CONTRAST  # it looks like the middle of many images
+    least = fits[best] if best is not None else np.inf
+    if least < 0.5 * now and least <= 2 * print_.most + 0.5 and not is_flat:
         return best
     if now > 3 * print_.most + 1:
-        came = "images of one color" if flat else "other images"
-        return "unlike training", came
+        return "unlike training", "images of one color" if is_flat else "other images"
     return None
 
 
@@ -208,9 +208,9 @@ def explain_look(
     """
     if camera not in prints:
         return None
-    return explain_grids(
-        prints[camera], explanations(camera, prints), [look.mean], prints[camera].misfit(look.mean)
-    )
+    print_ = prints[camera]
+    misfit = print_.misfit(look.mean)
+    return explain_grids(print_, explanations(camera, prints), [look.mean], misfit)
 
 
 def estimate_power(

@@ -7,6 +7,7 @@ An unknown fact contradicts nothing. Facts that only motion shows are compared b
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 
 import numpy as np
@@ -68,21 +69,9 @@ def compare_robots(trained: RobotFacts, robot: RobotFacts, kind: Kind = "robot")
             has none.
     """
     faults = [*_rates(trained, robot), *_robots(trained, robot)]
-    for key, mine, other in (
-        (_STATE, trained.state, robot.state),
-        (_ACTION, trained.action, robot.action),
-    ):
-        if mine is not None and other is None:
-            faults.append(
-                Mismatch(
-                    "missing key", mine.key, "this input", "nothing", f"send it as {mine.key!r}"
-                )
-            )
-        elif mine is not None and other is not None:
-            differing = _vectors(key, mine, other, kind)
-            if kind == "dataset" and not differing and other.width and mine.width == other.width:
-                differing = list(_cut_statistics(mine, other))
-            faults += differing
+    if trained.state is not None:
+        faults += _states(trained.state, robot.state, kind)
+    faults += _vectors(_ACTION, trained.action, robot.action, kind)
     if robot.cameras or kind != "robot":
         faults += _cameras(trained, robot.cameras, kind)
     return faults + list(_instructions(trained, robot, kind))
@@ -93,11 +82,8 @@ def _rates(trained: RobotFacts, robot: RobotFacts) -> Iterator[Mismatch]:
         fix = "run the control loop at the rate of training, or train with its rate"
         yield Mismatch("rate", "", f"{trained.fps:g} steps per second", f"{robot.fps:g}", fix)
     executed = max(robot.chunk, robot.replan)
-    if (
-        trained.chunk
-        and executed
-        and (robot.chunk not in (0, trained.chunk) or robot.replan > trained.chunk)
-    ):
+    is_other = robot.chunk not in (0, trained.chunk) or robot.replan > trained.chunk
+    if trained.chunk and executed and is_other:
         fix = f"use {trained.chunk} actions of each prediction, at most"
         yield Mismatch("action horizon", "", f"{trained.chunk} actions at once", f"{executed}", fix)
     else:
@@ -107,11 +93,9 @@ def _rates(trained: RobotFacts, robot: RobotFacts) -> Iterator[Mismatch]:
 
 def _robots(trained: RobotFacts, robot: RobotFacts) -> list[Mismatch]:
     fix = f"choose the policy of {robot.robot_type}, or correct the robot type"
-    modes = _differing("control mode", "", _plain(trained.control_mode), _plain(robot.control_mode))
-    return (
-        _differing("other robot", "", _plain(trained.robot_type), _plain(robot.robot_type), fix)
-        + modes
-    )
+    kinds = _plain(trained.robot_type), _plain(robot.robot_type)
+    modes = _plain(trained.control_mode), _plain(robot.control_mode)
+    return _differing("other robot", "", *kinds, fix) + _differing("control mode", "", *modes)
 
 
 def _plain(text: str) -> str:
@@ -120,13 +104,31 @@ def _plain(text: str) -> str:
 
 def _differing(kind: str, key: str, trained: str, other: str, fix: str = "") -> list[Mismatch]:
     """List the difference between two texts; none where one is unknown."""
-    fix = fix or f"{REMEDIES[kind]}: {trained}"
-    return (
-        [Mismatch(kind, key, trained, other, fix)] if trained and other and trained != other else []
-    )
+    if not trained or not other or trained == other:
+        return []
+    return [Mismatch(kind, key, trained, other, fix or f"{REMEDIES[kind]}: {trained}")]
+
+
+def _states(trained: VectorFacts, other: VectorFacts | None, kind: Kind) -> list[Mismatch]:
+    if other is not None:
+        return _vectors(_STATE, trained, other, kind)
+    fix = f"send it as {trained.key!r}"
+    return [Mismatch("missing key", trained.key, "this input", "nothing", fix)]
 
 
 def _vectors(standard: str, trained: VectorFacts, other: VectorFacts, kind: Kind) -> list[Mismatch]:
+    """List the contradictions between two vectors; of a dataset also figures that are cut, where
+    there are no others.
+    """
+    faults = _uncut_vectors(standard, trained, other, kind)
+    if kind == "dataset" and not faults and other.width and trained.width == other.width:
+        return list(_cut_statistics(trained, other))
+    return faults
+
+
+def _uncut_vectors(
+    standard: str, trained: VectorFacts, other: VectorFacts, kind: Kind
+) -> list[Mismatch]:
     key = trained.key or standard
     sized = trained.width and other.width
     faults: list[Mismatch] = []
@@ -142,28 +144,29 @@ def _vectors(standard: str, trained: VectorFacts, other: VectorFacts, kind: Kind
         faults += _orders(key, trained, other)
     if sized and not faults:
         faults += _meanings(key, trained, other)
-    norms = trained.normalization, other.normalization
+    digest = trained.normalization.digest
+    other_digest = other.normalization.digest
+    is_of_absolute = "state" in trained.learned and digest != "" and digest == other_digest
     if kind == "policy":
-        faults += _differing("statistics", key, norms[0].digest, norms[1].digest)
-    elif (
-        kind == "dataset"
-        and "state" in trained.learned
-        and norms[0].digest
-        and norms[0].digest == norms[1].digest
-    ):
+        faults += _differing("statistics", key, digest, other_digest)
+    elif kind == "dataset" and is_of_absolute:
         text = "statistics of differences to the state", "statistics of absolute actions"
         fix = "compute the statistics of the differences"
         faults.append(Mismatch("statistics", key, *text, fix))
-    elif sized and not faults and (explained := explain_figures(trained, other)) is not None:
-        kinds = {"normalized": "statistics", "range": "statistics"} if kind == "dataset" else {}
-        fix = (
-            "compute the statistics of this data, or use the data of the policy"
-            if explained.kind in kinds
-            else ""
-        )
-        named = kinds.get(explained.kind, explained.kind)
-        faults.append(Mismatch(named, key, explained.trained, explained.came, fix or explained.fix))
+    elif sized and not faults:
+        faults += _figures(key, trained, other, kind)
     return faults
+
+
+def _figures(key: str, trained: VectorFacts, other: VectorFacts, kind: Kind) -> list[Mismatch]:
+    """List the explanation of figures that do not fit; those of a dataset may be of other data."""
+    explained = explain_figures(trained, other)
+    if explained is None:
+        return []
+    if kind == "dataset" and explained.kind in ("normalized", "range"):
+        fix = "compute the statistics of this data, or use the data of the policy"
+        explained = replace(explained, kind="statistics", fix=fix)
+    return [replace(explained, key=key)]
 
 
 def _orders(key: str, trained: VectorFacts, other: VectorFacts) -> list[Mismatch]:
@@ -192,14 +195,13 @@ def _meanings(key: str, trained: VectorFacts, other: VectorFacts) -> Iterator[Mi
         "delta": (trained.references, other.references),
     }
     for kind, (mine, theirs) in pairs.items():
-        unlike = [
-            (name, a, b)
-            for name, a, b in zip(trained.names, mine, theirs, strict=False)
-            if a and b and a != b
-        ]
-        my_text = ", ".join(f"{name} {a}" for name, a, _ in unlike)
-        their_text = ", ".join(f"{name} {b}" for name, _, b in unlike)
-        yield from _differing(kind, key, my_text, their_text)
+        my_words = []
+        their_words = []
+        for name, my_word, their_word in zip(trained.names, mine, theirs, strict=False):
+            if my_word and their_word and my_word != their_word:
+                my_words.append(f"{name} {my_word}")
+                their_words.append(f"{name} {their_word}")
+        yield from _differing(kind, key, ", ".join(my_words), ", ".join(their_words))
     yield from _differing("frame", key, trained.frame, other.frame)
     for name in sorted(set(trained.gripper) & set(other.gripper)):
         closed, opened = trained.gripper[name]
@@ -238,42 +240,53 @@ def _cameras(
     for key, camera in trained.items():
         partner = pairs[key]
         if partner is None:
-            near = get_close_matches(camera.key, spare, 1, 0.6)
-            fix = f"is it {near[0]!r}?" if near else f"send it as {camera.key!r}"
-            came = ", ".join(spare) or "no such camera"
-            named = "camera map" if spare else "missing key"
-            yield Mismatch(named, camera.key, "this camera", came, fix)
+            yield _missing_camera(camera, spare)
             continue
         other = others[partner]
-        mapped = {name: theirs.key for name, theirs in trained.items() if name != key}
-        if camera.key != other.key and other.key in mapped.values():
-            fix = f"give {camera.key!r} as {key!r}"
-            yield Mismatch(
-                "camera map", key, f"images of {camera.key}", f"images of {other.key}", fix
-            )
-        elif camera.role and other.role and camera.role != other.role:
-            roles = {theirs.role for name, theirs in trained.items() if name != key}
-            named = "swapped cameras" if other.role in roles else "camera map"
-            fix = f"give the {camera.role} camera as {camera.key!r}"
-            yield Mismatch(
-                named, camera.key, f"the {camera.role} camera", f"the {other.role} camera", fix
-            )
+        yield from _exchanged(key, trained, other)
         yield from _images(camera, other, kind)
         if other.look is not None and (unlike := explain_look(key, looks, other.look)) is not None:
             named, came = unlike
             yield Mismatch(named, camera.key, "the images of training", came, REMEDIES[named])
 
 
+def _missing_camera(camera: CameraFacts, spare: Mapping[str, CameraFacts]) -> Mismatch:
+    """Name a camera that no other one stands for; `spare` are those without a partner."""
+    if not spare:
+        fix = f"send it as {camera.key!r}"
+        return Mismatch("missing key", camera.key, "this camera", "no such camera", fix)
+    near = get_close_matches(camera.key, spare, 1, 0.6)
+    fix = f"is it {near[0]!r}?" if near else f"send it as {camera.key!r}"
+    return Mismatch("camera map", camera.key, "this camera", ", ".join(spare), fix)
+
+
+def _exchanged(
+    key: str, trained: Mapping[str, CameraFacts], other: CameraFacts
+) -> Iterator[Mismatch]:
+    """Name another camera in place of the one of `key`, by its key or else by its role."""
+    camera = trained[key]
+    further = [theirs for name, theirs in trained.items() if name != key]
+    if camera.key != other.key and other.key in {theirs.key for theirs in further}:
+        fix = f"give {camera.key!r} as {key!r}"
+        yield Mismatch("camera map", key, f"images of {camera.key}", f"images of {other.key}", fix)
+    elif camera.role and other.role and camera.role != other.role:
+        is_swapped = other.role in {theirs.role for theirs in further}
+        named = "swapped cameras" if is_swapped else "camera map"
+        fix = f"give the {camera.role} camera as {camera.key!r}"
+        came = f"the {other.role} camera"
+        yield Mismatch(named, camera.key, f"the {camera.role} camera", came, fix)
+
+
 def _partner(key: str, camera: CameraFacts, others: Mapping[str, CameraFacts]) -> str | None:
     """Key of the camera of another contract that is given as `key`: by name, or by the name of the
     recordings.
     """
-    if key in others:
-        return key
+    for name in (key, camera.key):
+        if name in others:
+            return name
     by_recorded = {other.key: name for name, other in others.items()}
     by_role = {other.role: name for name, other in others.items() if other.role}
-    named = by_recorded.get(camera.key, by_recorded.get(key, by_role.get(camera.key)))
-    return camera.key if camera.key in others else named
+    return by_recorded.get(camera.key, by_recorded.get(key, by_role.get(camera.key)))
 
 
 def _images(trained: CameraFacts, other: CameraFacts, kind: Kind) -> Iterator[Mismatch]:

@@ -57,36 +57,39 @@ def _to_plain(value: Any) -> Any:
         return {key: _to_plain(part) for key, part in value.items()}
     if isinstance(value, tuple):
         return [_to_plain(part) for part in value] or UNKNOWN
-    return (
-        UNKNOWN
-        if value is None or value == "" or value != value or (type(value) is int and not value)
-        else value
-    )
+    is_zero = type(value) is int and value == 0
+    is_nan = value != value
+    if value is None or value == "" or is_nan or is_zero:
+        return UNKNOWN
+    return value
 
 
 def _from_plain(kind: Any, stored: Any) -> Any:
-    origin = get_origin(kind)
+    """Return a fact of the type `kind`."""
     inner = get_args(kind)
-    unknown = isinstance(stored, str) and stored == UNKNOWN
-    if kind is np.ndarray:
-        numbers = list(stored)
-        for place, number in enumerate(numbers):
-            if number == UNKNOWN:
-                numbers[place] = np.nan
-        return np.array(numbers, float)
+    is_unknown = isinstance(stored, str) and stored == UNKNOWN
     if NoneType in inner:
-        return None if stored is None or unknown else _from_plain(inner[0], stored)
-    if origin is tuple:
-        return () if unknown else tuple(_from_plain(inner[0], part) for part in stored)
-    if origin is not None:
-        return (
-            {}
-            if unknown
-            else {str(key): _from_plain(inner[1], part) for key, part in stored.items()}
-        )
-    if unknown:
-        return np.nan if kind is float else kind()
-    return kind.from_json(stored) if issubclass(kind, Facts | CameraPrint) else kind(stored)
+        return None if stored is None or is_unknown else _from_plain(inner[0], stored)
+    if is_unknown:
+        return _unknown(kind)
+    if kind is np.ndarray:
+        return np.array([_from_plain(float, number) for number in stored], float)
+    if get_origin(kind) is tuple:
+        return tuple(_from_plain(inner[0], part) for part in stored)
+    if get_origin(kind) is not None:
+        return {str(key): _from_plain(inner[1], part) for key, part in stored.items()}
+    if issubclass(kind, Facts | CameraPrint):
+        return kind.from_json(stored)
+    return kind(stored)
+
+
+def _unknown(kind: Any) -> Any:
+    """Return the value of an unknown fact of the type `kind`."""
+    if kind is float:
+        return np.nan
+    if get_origin(kind) is Mapping:
+        return {}
+    return kind()
 
 
 @dataclass(frozen=True)
@@ -162,31 +165,33 @@ class VectorFacts(Facts):
         that nothing has.
         """
         vector = super().from_json(stored)
-        figures = vector.figures
-        names = vector.names
-        for number in np.flatnonzero(figures["std"] < 0):
-            raise ValueError(
-                f"{vector.key}: std of {names[number]} is {figures['std'][number]:g}; it is 0 or "
-                "more"
-            )
+        vector._check_figures()
+        vector._check_gripper()
+        return vector
+
+    def _check_figures(self) -> None:
+        """Raise ValueError for the first figure that nothing has."""
+        for name, std in zip(self.names, self.figures["std"]):
+            if std < 0:
+                raise ValueError(f"{self.key}: std of {name} is {std:g}; it is 0 or more")
         for low, high in (("min", "max"), ("q01", "q99")):
-            for number in np.flatnonzero(figures[low] > figures[high]):
-                ends = (
-                    f"{low} of {names[number]} is {figures[low][number]:g}, and {high} "
-                    f"{figures[high][number]:g}"
-                )
-                raise ValueError(f"{vector.key}: {ends}; {low} is at most {high}")
-        for name, (closed, opened) in vector.gripper.items():
-            if name not in names:
+            for name, least, most in zip(self.names, self.figures[low], self.figures[high]):
+                if least > most:
+                    ends = f"{low} of {name} is {least:g}, and {high} {most:g}"
+                    raise ValueError(f"{self.key}: {ends}; {low} is at most {high}")
+
+    def _check_gripper(self) -> None:
+        """Raise ValueError for the first gripper that is no dimension, or does not move."""
+        for name, (closed, opened) in self.gripper.items():
+            place = f"{self.key}: gripper"
+            if name not in self.names:
                 raise ValueError(
-                    f"{vector.key}: gripper: no dimension is {name!r}; there are {', '.join(names)}"
+                    f"{place}: no dimension is {name!r}; there are {', '.join(self.names)}"
                 )
             if closed == opened:
                 raise ValueError(
-                    f"{vector.key}: gripper: {name} closes and opens at {closed:g}; give two "
-                    "numbers"
+                    f"{place}: {name} closes and opens at {closed:g}; give two numbers"
                 )
-        return vector
 
     @classmethod
     def from_figures(
@@ -203,15 +208,12 @@ class VectorFacts(Facts):
             facts: further fields.
         """
         unknown = np.full(width, np.nan)
-        values = {
-            name: np.asarray(figures[name], float).reshape(-1)
-            for name in FIGURES
-            if figures.get(name) is not None
-        }
-        whole: dict[str, np.ndarray] = {}
+        whole = dict.fromkeys(FIGURES, unknown)
         for name in FIGURES:
-            value = values.get(name, unknown)
-            whole[name] = value if len(value) == width else unknown
+            if figures.get(name) is not None:
+                values = np.asarray(figures[name], float).reshape(-1)
+                if len(values) == width:
+                    whole[name] = values
         measured = {
             name: whole[name] for name in ("mean", "std") if not np.isnan(whole[name]).any()
         }
@@ -254,11 +256,10 @@ class VectorFacts(Facts):
     def spread(self) -> np.ndarray:
         """Deviation of each dimension; of a constant one, 1 % of its range or 0.001 of its size."""
         figures = self.figures
-        std = np.where(
-            np.isnan(figures["std"]), (figures["q99"] - figures["q01"]) / 4, figures["std"]
-        )
-        least = np.maximum(self.slack, 0.01 * np.nan_to_num(self.high - self.low))
-        return np.maximum(np.nan_to_num(std), np.where(np.nan_to_num(std) > 0, 0.01 * std, least))
+        by_quantiles = (figures["q99"] - figures["q01"]) / 4
+        std = np.nan_to_num(np.where(np.isnan(figures["std"]), by_quantiles, figures["std"]))
+        of_constant = np.maximum(self.slack, 0.01 * np.nan_to_num(self.high - self.low))
+        return np.where(std > 0, std, np.maximum(std, of_constant))
 
     @property
     def slack(self) -> np.ndarray:
@@ -273,13 +274,19 @@ class VectorFacts(Facts):
         return 0.1 * np.nan_to_num(self.high - self.low) + 2 * self.slack
 
     def _end(self, name: str, instead: str, deviations: float) -> np.ndarray:
-        end = np.where(np.isnan(self.figures[name]), self.figures[instead], self.figures[name])
-        return np.where(np.isnan(end), self.figures["mean"] + deviations * self.figures["std"], end)
+        figures = self.figures
+        known = np.where(np.isnan(figures[name]), figures[instead], figures[name])
+        by_deviation = figures["mean"] + deviations * figures["std"]
+        return np.where(np.isnan(known), by_deviation, known)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        names = {"names": [UNKNOWN] * self.width} if self.is_unnamed and self.names else {}
-        return super().to_json() | names | {"gripper": _to_plain(dict(self.gripper)) or UNKNOWN}
+        plain = super().to_json()
+        if self.is_unnamed and self.names:
+            plain["names"] = [UNKNOWN] * self.width
+        if not self.gripper:
+            plain["gripper"] = UNKNOWN
+        return plain
 
 
 @dataclass(frozen=True)
@@ -370,9 +377,10 @@ class RobotFacts(Facts):
     @property
     def input_keys(self) -> set[str]:
         """Keys of an observation: those of the policy, and those of the recordings."""
-        recorded = [camera.key for camera in self.cameras.values()]
-        recorded += [self.state.key] if self.state is not None else []
-        return {"observation.state", "task", *self.cameras, *recorded}
+        keys = {"observation.state", "task", *self.cameras}
+        if self.state is not None:
+            keys.add(self.state.key)
+        return keys | {camera.key for camera in self.cameras.values()}
 
     @property
     def looks(self) -> dict[str, CameraPrint]:
@@ -408,8 +416,9 @@ class RobotFacts(Facts):
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        literal = {"tasks": list(self.tasks), "tasks_left_out": self.tasks_left_out}
-        plain = super().to_json() | literal
+        plain = super().to_json()
+        plain["tasks"] = list(self.tasks)
+        plain["tasks_left_out"] = self.tasks_left_out
         if self.state is None:
             plain["state"] = None
         return plain
@@ -427,11 +436,9 @@ class RobotFacts(Facts):
 
 
 def _completed(facts: Any, stated: Any) -> Any:
-    if (
-        facts is None
-        or isinstance(facts, np.ndarray)
-        or (isinstance(facts, VectorFacts) and (stated is None or facts.names != stated.names))
-    ):
+    if facts is None or isinstance(facts, np.ndarray):
+        return facts
+    if isinstance(facts, VectorFacts) and (stated is None or facts.names != stated.names):
         return facts
     if isinstance(facts, Facts):
         names = [f.name for f in fields(facts)]  # type: ignore[arg-type]
@@ -439,7 +446,8 @@ def _completed(facts: Any, stated: Any) -> Any:
         return replace(facts, **parts)  # type: ignore[type-var]
     if isinstance(facts, Mapping) and facts:
         return {key: _completed(part, stated.get(key, part)) for key, part in facts.items()}
-    return stated if _to_plain(facts) in (UNKNOWN, [UNKNOWN] * 2, {}) else facts
+    is_unknown = _to_plain(facts) in (UNKNOWN, [UNKNOWN] * 2, {})
+    return stated if is_unknown else facts
 
 
 @dataclass(frozen=True)
@@ -464,12 +472,12 @@ class Contract:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        robots = {head: facts.to_json() for head, facts in self.robots.items()}
-        about = {"version": VERSION, "kind": self.kind, "weights": self.weights or UNKNOWN}
         return {
-            **about,
-            "robots": robots,
-            "faults": list(map(vars, self.faults)),
+            "version": VERSION,
+            "kind": self.kind,
+            "weights": self.weights or UNKNOWN,
+            "robots": {head: facts.to_json() for head, facts in self.robots.items()},
+            "faults": [vars(fault) for fault in self.faults],
             "provenance": dict(self.provenance),
         }
 
@@ -565,11 +573,8 @@ def _lines(value: Any, indent: int = 0) -> str:
             for key, part in value.items()
         ]
         return "{\n" + ",\n".join(parts) + "\n" + " " * indent + "}"
-    if (
-        isinstance(value, Sequence)
-        and not isinstance(value, str)
-        and any(isinstance(v, Mapping) for v in value)
-    ):
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    if is_list and any(isinstance(part, Mapping) for part in value):
         parts = [f"{pad}{_lines(part, indent + 2)}" for part in value]
         return "[\n" + ",\n".join(parts) + "\n" + " " * indent + "]"
     return json.dumps(value, allow_nan=False)

@@ -7,7 +7,7 @@ mean) / deviation) - log deviation + log |f'|. Differences between explanations 
 number, and need no threshold of units.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -61,56 +61,74 @@ def explain_numbers(
     bad = outside(values, facts)
     if not bad.any():
         return None
-    plain = log_likelihood(values, facts).mean(0)
-    total = float(plain.sum())
-    candidates: list[tuple[float, Mismatch]] = []
-    units: list[tuple[float, str, np.ndarray]] = []
+    candidates = [*_of_units(values, facts, bad)]
+    if not 0 < episodes <= _FEW_EPISODES:
+        candidates += _of_order(values, facts, bad)
+    candidates += _of_others(values, facts, others or {})
+    if candidates:
+        return max(candidates, key=lambda candidate: candidate[0])[1]
+    ranges = _ranges(values, facts, bad)
+    return Mismatch("range", facts.key, *ranges, "check units, zeros and joints")
+
+
+Candidates = Iterator[tuple[float, Mismatch]]
+"""Explanations, each with the nats that it gains."""
+
+
+def _of_units(values: np.ndarray, facts: VectorFacts, bad: np.ndarray) -> Candidates:
+    """Yield the unit that fits best, if any. `bad` bool (D,): dimensions outside the range."""
+    likelihood = log_likelihood(values, facts)
+    fits: list[tuple[float, str, np.ndarray]] = []
     for unit in (*FACTORS, NORMALIZED):
-        numbers, likelihood = _converted(values, facts, unit)
+        numbers, converted = _converted(values, facts, unit)
         # 0 has no unit
-        gains = np.where(values == 0, 0.0, likelihood - log_likelihood(values, facts)).mean(0)
+        gains = np.where(values == 0, 0.0, converted - likelihood).mean(0)
         # One joint may have another unit; normalized numbers are so in all dimensions.
         changed = np.ones_like(bad) if unit == NORMALIZED else bad & (gains > _BETTER)
         changed &= ~outside(numbers, facts, np.nan_to_num(facts.high - facts.low))
         if gains[changed].sum() > _BETTER * bad[changed].sum() > 0:
-            units.append((float(gains[changed].sum()), unit, changed & bad))
-    if units:
-        units.sort(key=lambda fit: fit[0])
-        gain, unit, changed = units[-1]
-        rivals = [other for fit, other, _ in units[:-1] if gain - fit < _CLEARLY]
-        candidates.append((gain, _unit_mismatch(unit, rivals, values, facts, changed)))
+            fits.append((float(gains[changed].sum()), unit, changed & bad))
+    if fits:
+        fits.sort(key=lambda fit: fit[0])
+        gain, unit, changed = fits.pop()
+        rivals = [rival for rival_gain, rival, _ in fits if gain - rival_gain < _CLEARLY]
+        yield gain, _unit_mismatch(unit, rivals, values, facts, changed)
+
+
+def _of_order(values: np.ndarray, facts: VectorFacts, bad: np.ndarray) -> Candidates:
+    """Yield the order of dimensions that fits best, if it is another one."""
     order = _best_order(values, facts)
-    is_few = 0 < episodes <= _FEW_EPISODES
     moved = order != np.arange(facts.width)
-    if moved.any() and not is_few and bad[moved].mean() >= _MOVED_OUTSIDE:
-        gain = float(log_likelihood(values[:, order], facts).mean(0).sum()) - total
-        if gain > _BETTER * bad.sum() and not outside(values[:, order], facts).any():
-            places = [
-                f"{facts.names[order[i]]} in place of {facts.names[i]}"
-                for i in np.flatnonzero(moved)
-            ]
-            came = f"by its ranges {', '.join(places)}"
-            fix = f"send {', '.join(facts.names)}"
-            candidates.append(
-                (gain, Mismatch("dimension order", facts.key, "another order", came, fix))
-            )
-    for head, other in (others or {}).items():
-        if other.width == facts.width:
-            gain = float(log_likelihood(values, other).mean(0).sum()) - total
-            if (
-                gain > _BETTER * facts.width
-                and not outside(values, other, other.high - other.low).any()
-            ):
-                came = f"a state like that of {head}"
-                fix = f"load the policy with head={head!r}"
-                candidates.append(
-                    (gain, Mismatch("other robot", facts.key, "another robot", came, fix))
-                )
-    if candidates:
-        return max(candidates, key=lambda candidate: candidate[0])[1]
-    return Mismatch(
-        "range", facts.key, *_ranges(values, facts, bad), "check units, zeros and joints"
-    )
+    if not moved.any() or bad[moved].mean() < _MOVED_OUTSIDE:
+        return
+    gain = _gain(values[:, order], facts, values, facts)
+    if gain > _BETTER * bad.sum() and not outside(values[:, order], facts).any():
+        names = facts.names
+        places = [f"{names[order[i]]} in place of {names[i]}" for i in np.flatnonzero(moved)]
+        came = f"by its ranges {', '.join(places)}"
+        fix = f"send {', '.join(names)}"
+        yield gain, Mismatch("dimension order", facts.key, "another order", came, fix)
+
+
+def _of_others(
+    values: np.ndarray, facts: VectorFacts, others: Mapping[str, VectorFacts]
+) -> Candidates:
+    """Yield the other robots whose numbers these may be."""
+    for head, other in others.items():
+        if other.width != facts.width:
+            continue
+        gain = _gain(values, other, values, facts)
+        is_inside = not outside(values, other, other.high - other.low).any()
+        if gain > _BETTER * facts.width and is_inside:
+            came = f"a state like that of {head}"
+            fix = f"load the policy with head={head!r}"
+            yield gain, Mismatch("other robot", facts.key, "another robot", came, fix)
+
+
+def _gain(explained: np.ndarray, by: VectorFacts, values: np.ndarray, facts: VectorFacts) -> float:
+    """Nats per observation that numbers gain where they are those of another vector."""
+    likelihood = float(log_likelihood(values, facts).mean(0).sum())
+    return float(log_likelihood(explained, by).mean(0).sum()) - likelihood
 
 
 def explain_figures(facts: VectorFacts, other: VectorFacts) -> Mismatch | None:
@@ -120,15 +138,14 @@ def explain_figures(facts: VectorFacts, other: VectorFacts) -> Mismatch | None:
     Means and deviations that differ by the factor of one unit show it even where all numbers are in
     the range.
     """
-    varies = (facts.figures["std"] > 0) & (other.figures["std"] > 0)
+    std = facts.figures["std"]
+    other_std = other.figures["std"]
+    varies = (std > 0) & (other_std > 0)
     values = _typical(other)
     for unit, factor in FACTORS.items():
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.abs(np.log(other.figures["std"] / (factor * facts.figures["std"])))
-            apart = (
-                np.abs(other.figures["mean"] / factor - facts.figures["mean"])
-                / facts.figures["std"]
-            )
+            ratio = np.abs(np.log(other_std / (factor * std)))
+            apart = np.abs(other.figures["mean"] / factor - facts.figures["mean"]) / std
             fits = varies & (ratio < _SAME_SCALE) & (apart < _SAME_MEAN)
         if fits.sum() >= max(2, varies.sum() / 2):
             return _unit_mismatch(unit, (), values, facts, fits)
@@ -140,14 +157,11 @@ def _typical(vector: VectorFacts) -> np.ndarray:
     it.
     """
     figures = vector.figures
-    std = np.where(
-        np.isnan(figures["std"]), (figures["q99"] - figures["q01"]) / 4.65, figures["std"]
-    )
+    by_quantiles = (figures["q99"] - figures["q01"]) / 4.65
+    std = np.where(np.isnan(figures["std"]), by_quantiles, figures["std"])
     rows = vector.center + np.array([[-1.5], [0.0], [1.5]]) * std
-    low, high = (
-        np.where(np.isnan(figures[name]), fill, figures[name])
-        for name, fill in (("min", -np.inf), ("max", np.inf))
-    )
+    low = np.where(np.isnan(figures["min"]), -np.inf, figures["min"])
+    high = np.where(np.isnan(figures["max"]), np.inf, figures["max"])
     return np.clip(rows, low, high)
 
 
@@ -155,37 +169,35 @@ def _unit_mismatch(
     unit: str, rivals: Sequence[str], values: np.ndarray, facts: VectorFacts, changed: np.ndarray
 ) -> Mismatch:
     trained, came = _ranges(values, facts, changed)
-    if rivals:
-        others = " or ".join(other.partition(" for ")[0] for other in (unit, *rivals))
-        return Mismatch(
-            "scale",
-            facts.key,
-            trained,
-            f"{came}, as if {others}",
-            "send the unit of the recordings",
-        )
-    if unit == NORMALIZED:
-        return Mismatch(
-            "normalized",
-            facts.key,
-            trained,
-            f"{came}, as if normalized",
-            "send the robot's own numbers",
-        )
     sent, _, recorded = unit.partition(" for ")
-    kind = sent if sent in ("degrees", "radians") else "scale"
-    return Mismatch(kind, facts.key, trained, f"{came}, as if in {sent}", f"send {recorded}")
+    if rivals:
+        kind = "scale"
+        guess = " or ".join([sent, *(rival.partition(" for ")[0] for rival in rivals)])
+        fix = "send the unit of the recordings"
+    elif unit == NORMALIZED:
+        kind = "normalized"
+        guess = "normalized"
+        fix = "send the robot's own numbers"
+    else:
+        kind = sent if sent in UNIT_KINDS else "scale"
+        guess = f"in {sent}"
+        fix = f"send {recorded}"
+    return Mismatch(kind, facts.key, trained, f"{came}, as if {guess}", fix)
 
 
 def _ranges(values: np.ndarray, facts: VectorFacts, mask: np.ndarray) -> tuple[str, str]:
     """Ranges of some dimensions, at most four by name: in training, and of the robot."""
     dims = np.flatnonzero(mask)
-    trained = [f"{facts.names[i]} {facts.low[i]:.4g}..{facts.high[i]:.4g}" for i in dims[:4]]
-    came = [
-        f"{facts.names[i]} {values[:, i].min():.4g}..{values[:, i].max():.4g}" for i in dims[:4]
-    ]
-    more = [f"and {len(dims) - 4} more"] if len(dims) > 4 else []
-    return ", ".join([*trained, *more]), ", ".join([*came, *more])
+    trained = []
+    came = []
+    for i in dims[:4]:
+        numbers = values[:, i]
+        trained.append(f"{facts.names[i]} {facts.low[i]:.4g}..{facts.high[i]:.4g}")
+        came.append(f"{facts.names[i]} {numbers.min():.4g}..{numbers.max():.4g}")
+    if len(dims) > 4:
+        trained.append(f"and {len(dims) - 4} more")
+        came.append(trained[-1])
+    return ", ".join(trained), ", ".join(came)
 
 
 def outside(values: np.ndarray, facts: VectorFacts, more: "np.ndarray | float" = 0.0) -> np.ndarray:
@@ -193,9 +205,8 @@ def outside(values: np.ndarray, facts: VectorFacts, more: "np.ndarray | float" =
     (D,).
     """
     margin = facts.margin + more
-    return np.asarray(
-        ((values > facts.high + margin) | (values < facts.low - margin)).mean(0) > _OUTSIDE
-    )
+    is_outside = (values > facts.high + margin) | (values < facts.low - margin)
+    return np.asarray(is_outside.mean(0) > _OUTSIDE)
 
 
 def log_likelihood(values: np.ndarray, facts: VectorFacts) -> np.ndarray:
@@ -226,30 +237,28 @@ def _best_order(values: np.ndarray, facts: VectorFacts) -> np.ndarray:
 
     Starts from the given order, the reverse and exchanged halves, and swaps pairs while that helps.
     """
-    width = facts.width
-    cost = np.stack(  # [trained, sent]
-        [
-            (_density(values, facts.center[i], facts.spread[i]) - np.log(facts.spread[i])).mean(0)
-            for i in range(width)
-        ]
-    )
-    half = width // 2
-    rows = np.arange(width)
+    density = []
+    for center, spread in zip(facts.center, facts.spread):
+        density.append((_density(values, center, spread) - np.log(spread)).mean(0))
+    likelihood = np.stack(density)  # [trained, sent]
+    rows = np.arange(facts.width)
     best = rows
-    score = float(cost[rows, rows].sum())
-    for start in (rows, rows[::-1], np.roll(rows, half), np.roll(rows, 1), np.roll(rows, -1)):
+    best_sum = float(likelihood[rows, rows].sum())
+    rolled = [np.roll(rows, shift) for shift in (facts.width // 2, 1, -1)]
+    for start in (rows, rows[::-1], *rolled):
         order = start.copy()
         while True:
-            now = cost[rows, order]
-            swapped = cost[:, order]  # [i, j]: dimension i with the number that j has
-            gain = swapped + swapped.T - now[:, None] - now
+            present = likelihood[rows, order]
+            swapped = likelihood[:, order]  # [i, j]: dimension i with the number that j has
+            gain = swapped + swapped.T - present[:, None] - present
             i, j = np.unravel_index(int(gain.argmax()), gain.shape)
             if gain[i, j] <= 1e-9:
                 break
             order[[i, j]] = order[[j, i]]
-        if (total := float(cost[rows, order].sum())) > score + 1e-9:
+        order_sum = float(likelihood[rows, order].sum())
+        if order_sum > best_sum + 1e-9:
             best = order
-            score = total
+            best_sum = order_sum
     return best
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base import PROMPT_METADATA
+from understudy_base import PROMPT_METADATA, plural
 from understudy_client.contract.camera_print import (
     CameraPrint,
     Explanation,
@@ -99,11 +99,12 @@ class ObservationCheck:
         return list(fresh.values())
 
     def _keys(self, observation: Mapping[str, Any]) -> Iterator[Mismatch]:
-        facts = self._facts
-        state = {_STATE: facts.state.key} if facts.state is not None else {}
-        recorded_keys = (
-            state | {key: camera.key for key, camera in facts.cameras.items()} | {_TASK: _TASK}
-        )
+        recorded_keys: dict[str, str] = {}
+        if self._facts.state is not None:
+            recorded_keys[_STATE] = self._facts.state.key
+        for key, camera in self._facts.cameras.items():
+            recorded_keys[key] = camera.key
+        recorded_keys[_TASK] = _TASK
         # the policy checks the last one
         inputs = {*recorded_keys, *recorded_keys.values(), PROMPT_METADATA}
         extra = [key for key in observation if key not in inputs and not key.endswith(_OTHERS)]
@@ -113,20 +114,15 @@ class ObservationCheck:
                 fix = f"is it {near[0]!r}?" if near else f"send it as {recorded!r}"
                 came = printable(", ".join(sorted(observation))) or "nothing"
                 yield Mismatch("missing key", recorded, "this input", came, fix)
-        fresh = [key for key in map(printable, extra) if ("extra key", key) not in self._reported]
-        room = max(0, _MOST_EXTRA - sum(kind == "extra key" for kind, _ in self._reported))
+        kind = "extra key"
+        reported = {key for reported_kind, key in self._reported if reported_kind == kind}
+        fresh = [key for key in map(printable, extra) if key not in reported]
+        room = max(0, _MOST_EXTRA - len(reported))
         for key in fresh[:room]:
-            yield Mismatch(
-                "extra key", key, "no such input", "it, which is ignored", "leave it out"
-            )
-        if (more := len(fresh) - room) > 0:
-            yield Mismatch(
-                "extra key",
-                "",
-                "no such inputs",
-                f"{more} others, which are ignored",
-                "leave them out",
-            )
+            yield Mismatch(kind, key, "no such input", "it, which is ignored", "leave it out")
+        if len(fresh) > room:
+            came = f"{len(fresh) - room} others, which are ignored"
+            yield Mismatch(kind, "", "no such inputs", came, "leave them out")
 
     def _instruction(self, observation: Mapping[str, Any]) -> Iterator[Mismatch]:
         task = observation.get(_TASK)
@@ -134,37 +130,32 @@ class ObservationCheck:
         if not isinstance(task, str) or not tasks or self._facts.tasks_left_out:
             return
         trained_tasks = {_plain(trained): trained for trained in tasks}
-        if _plain(task) not in trained_tasks:
-            near = get_close_matches(_plain(task)[:_LONGEST_TASK], trained_tasks, 1, 0.0)
-            trained = f"{len(tasks)} others"
-            if near:
-                plural = "s" if len(tasks) > 1 else ""
-                trained = (
-                    f"{len(tasks)} instruction{plural}, the nearest {trained_tasks[near[0]]!r}"
-                )
-            yield Mismatch(
-                "instruction", _TASK, trained, repr(task[:200]), "give an instruction of training"
-            )
+        if _plain(task) in trained_tasks:
+            return
+        trained = f"{len(tasks)} others"
+        near = get_close_matches(_plain(task)[:_LONGEST_TASK], trained_tasks, 1, 0.0)
+        if near:
+            count = plural(len(tasks), "instruction")
+            trained = f"{count}, the nearest {trained_tasks[near[0]]!r}"
+        fix = "give an instruction of training"
+        yield Mismatch("instruction", _TASK, trained, repr(task[:200]), fix)
 
     def _time(self, time: float | None) -> Iterator[Mismatch]:
         if time is None:
             return
         if self._times and time < self._times[-1]:
             came = f"{time:g} s after {self._times[-1]:g} s"
-            yield Mismatch(
-                "time",
-                "",
-                "times that do not decrease",
-                came,
-                "send each observation once, or reset()",
-            )
+            fix = "send each observation once, or reset()"
+            yield Mismatch("time", "", "times that do not decrease", came, fix)
             return
         self._times.append(time)
 
     def _state(self, observation: Mapping[str, Any]) -> np.ndarray | None:
         facts = self._facts.state
-        value = observation.get(_STATE, observation.get(facts.key)) if facts is not None else None
-        if facts is None or value is None:
+        if facts is None:
+            return None
+        value = observation.get(_STATE, observation.get(facts.key))
+        if value is None:
             return None
         state = np.asarray(value, np.float64).reshape(-1)
         if len(state) < facts.width or not np.isfinite(state).all():
@@ -182,14 +173,15 @@ class ObservationCheck:
             self._is_absurd = True
             values = values[-1:]
             self._reported -= {(kind, facts.key) for kind in NUMBER_KINDS}
-        elif len(values) < LEAST_SEEN or any(
-            (kind, facts.key) in self._reported for kind in NUMBER_KINDS
-        ):
+        elif len(values) < LEAST_SEEN or self._has_explained(facts.key):
             return
-        if (
-            explained := explain_numbers(values, facts, self._facts.episodes, self._others)
-        ) is not None:
+        explained = explain_numbers(values, facts, self._facts.episodes, self._others)
+        if explained is not None:
             yield explained
+
+    def _has_explained(self, key: str) -> bool:
+        """Whether the numbers of an input were explained in this episode."""
+        return any((kind, key) in self._reported for kind in NUMBER_KINDS)
 
     def _camera_images(
         self, observation: Mapping[str, Any], mismatches: list[Mismatch]
@@ -205,11 +197,10 @@ class ObservationCheck:
             if image.ndim == 3 and image.shape[0] == 3 and image.shape[2] != 3:
                 image = image.transpose(1, 2, 0)
             if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+                trained = f"uint8 {(*camera.size, 3)}"
                 came = f"{image.dtype} {image.shape}"
                 fix = "send RGB of 0..255 as uint8 (height, width, 3)"
-                mismatches.append(
-                    Mismatch("dtype", camera.key, f"uint8 {(*camera.size, 3)}", came, fix)
-                )
+                mismatches.append(Mismatch("dtype", camera.key, trained, came, fix))
                 continue
             height, width = image.shape[:2]
             if unlike := camera.compare_size((height, width)):
@@ -222,27 +213,26 @@ class ObservationCheck:
         self, key: str, image: np.ndarray, state: np.ndarray | None
     ) -> Iterator[Mismatch]:
         digest = blake2b(image.tobytes(), digest_size=16).digest()
-        last, count, then = self._images.get(key, (b"", 0, None))
-        if digest != last:
+        last_digest, repetitions, first_state = self._images.get(key, (b"", 0, None))
+        if digest != last_digest:
             self._images[key] = digest, 0, state
             return
-        self._images[key] = digest, count + 1, then
-        facts = self._facts.state
-        moved = False
-        if facts is not None and state is not None and then is not None:
-            moved = bool(
-                (np.abs(state - then) > 0.02 * np.nan_to_num(facts.high - facts.low) + 1e-9).any()
-            )
-        if moved and count + 1 >= max(_REPEATED, _REPEATED_S * self._facts.fps):
-            came = f"the same image {count + 2} times while the state changes"
+        repetitions += 1
+        self._images[key] = digest, repetitions, first_state
+        is_long = repetitions >= max(_REPEATED, _REPEATED_S * self._facts.fps)
+        if is_long and self._has_moved(first_state, state):
             camera = self._facts.cameras[key].key
-            yield Mismatch(
-                "repeated frame",
-                camera,
-                "a new image each step",
-                came,
-                "is the camera's stream alive?",
-            )
+            came = f"the same image {repetitions + 1} times while the state changes"
+            fix = "is the camera's stream alive?"
+            yield Mismatch("repeated frame", camera, "a new image each step", came, fix)
+
+    def _has_moved(self, earlier: np.ndarray | None, state: np.ndarray | None) -> bool:
+        """Whether a dimension of the state has changed by more than a fiftieth of its range."""
+        facts = self._facts.state
+        if facts is None or earlier is None or state is None:
+            return False
+        least = 0.02 * np.nan_to_num(facts.high - facts.low) + 1e-9
+        return bool((np.abs(state - earlier) > least).any())
 
     def _appearance(self, key: str, image: np.ndarray) -> Iterator[Mismatch]:
         look = self._looks.get(key)
@@ -278,7 +268,9 @@ class _Look:
             return None
         now = float(np.median(self._misfits))
         explained = explain_grids(self._print, self._explanations, list(self._grids), now)
-        return None if explained is None else (explained, self._print.usual, now)
+        if explained is None:
+            return None
+        return explained, self._print.usual, now
 
 
 def _plain(text: str) -> str:

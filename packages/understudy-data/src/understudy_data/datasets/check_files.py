@@ -7,7 +7,7 @@ from itertools import chain
 
 import numpy as np
 
-from understudy_base import DatasetError, SourceError, plural
+from understudy_base import DatasetError, plural
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.episode_table import MissingFiles, describe_ids, spread_evenly
 from understudy_data.datasets.read.row_lengths import with_lengths_of_rows
@@ -100,8 +100,6 @@ class FileCheck:
                 )
                 try:
                     bad = data.bad_rows(row)
-                except SourceError:
-                    raise
                 except DatasetError as error:
                     broken.append(MissingFiles("data", str(error), of_file))
                 else:
@@ -118,8 +116,6 @@ class FileCheck:
                 for row in _first_rows(file, chosen & (file >= 0) & ~absent[camera]):
                     try:
                         videos.reader(camera, row)
-                    except SourceError:
-                        raise
                     except DatasetError as error:
                         broken.append(
                             MissingFiles(
@@ -187,8 +183,6 @@ class FileCheck:
             name = path.rpartition("/")[2]
             try:
                 table = catalog.files.table(path, ["episode_index"])
-            except SourceError:
-                raise
             except DatasetError as error:
                 parts.append(f"{name}: {error.what}")
                 continue

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, Unpack
 
 import numpy as np
 
-from understudy_base import LOSS_WEIGHT, RETURN_IS_PAD, DatasetError, SourceError
+from understudy_base import LOSS_WEIGHT, RETURN_IS_PAD, DatasetError
 from understudy_data.datasets.check_files import FileCheck
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.episode_table import EpisodeTable
@@ -439,8 +439,6 @@ class EpisodeArrays:
         for row in self.share(find, table.ids, file, self.episodes).tolist():
             try:
                 return int(self.video_frames.reader(camera, row).gop)
-            except SourceError:
-                raise
             except DatasetError as wrong:
                 error = error or wrong
         if error is not None:

@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from understudy_base import DatasetError, MissingFileError, SourceError, write_text
+from understudy_base import DatasetError, write_text
 from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.episode_table import FileTable, describe_ids
 from understudy_data.datasets.format.sensors import SENSORS
@@ -269,12 +269,12 @@ def _digest_all(
     cached = _read_cache(store)
 
     def digest(path: str) -> list[str]:
-        with _MissingIfUnreadable() as missing:
+        with contextlib.suppress(DatasetError):
             version = f"{how.__name__} {files.version(path)}"
             if cached.get(path, [""])[0] == version:
                 return list(cached[path])
             return [version, how(files, path)]
-        return ["", missing]
+        return ["", MISSING]
 
     digests = _each(paths, digest)
     fresh = {path: entry for path, entry in zip(paths, digests) if entry[0]}
@@ -340,7 +340,7 @@ def _ends(files: Files, path: str) -> str:
 def _digest_spans(
     files: Files, path: str, spans: Callable[[int, bytes], list[tuple[int, int]]]
 ) -> str:
-    with _MissingIfUnreadable() as missing:
+    with contextlib.suppress(DatasetError):
         source = files.source(path)
         try:
             tail = source.read(max(0, source.size - 8), min(8, source.size))
@@ -351,21 +351,7 @@ def _digest_spans(
             return _digest(str(source.size).encode(), *parts)
         finally:
             source.close()
-    return missing
-
-
-class _MissingIfUnreadable(contextlib.AbstractContextManager[str]):
-    """Context that suppresses the error of an unreadable file; a server that does not answer
-    remains an error.
-    """
-
-    def __enter__(self) -> str:
-        return MISSING
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        return isinstance(error, DatasetError) and (
-            not isinstance(error, SourceError) or isinstance(error, MissingFileError)
-        )
+    return MISSING
 
 
 def _digest(*parts: bytes) -> str:

@@ -13,7 +13,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from understudy_base import DatasetError, SourceError
+from understudy_base import DataAccessError, DatasetError
 from understudy_data.load.batch_request import Batch, BatchRequest
 from understudy_data.load.images.clip_reader import (
     ClipReader,
@@ -171,8 +171,6 @@ class BatchBuilder:
                     )
                     conversions.add(decoded[0], i)
                 self._convert(jobs, views)
-        except SourceError:
-            raise  # says nothing about the frame
         except DatasetError as error:
             return str(error)
         if self._request.augment is not None:
@@ -264,7 +262,7 @@ class BatchBuilder:
                 job.add(images, i)
 
     def _note_bad(self, batch: BatchInProgress, i: int, error: DatasetError) -> None:
-        if self._request.on_bad_frame == "raise" or isinstance(error, SourceError):
+        if self._request.on_bad_frame == "raise":
             raise error
         batch.bad.setdefault(i, str(error))
 
@@ -281,7 +279,7 @@ class BatchBuilder:
             reader = self._open_reader(source, camera, self._clip[1], self._plan.policies[source])
         try:
             reader.decode_next(decoded, self._timings)
-        except DatasetError:
+        except DataAccessError:
             reader.close()  # a new reader takes the rest of the clip
             raise
         following = reader.next_position

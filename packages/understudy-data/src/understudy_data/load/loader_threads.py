@@ -311,8 +311,6 @@ class WorkerPool:
         """Why a row cannot be read; None if it can."""
         try:
             self._request.datasets[source].row_batch(np.asarray([episode]), np.asarray([frame]))
-        except SourceError:
-            raise  # says nothing about the row
         except DatasetError as error:
             return str(error)
         return None

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy_base import LOSS_WEIGHT, DatasetError
+from understudy_base import LOSS_WEIGHT, DataAccessError
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.datasets.format.features import INDEX_KEYS
 
@@ -421,7 +421,7 @@ class RowBatches:
                         self._datasets, self._mixture, *(part.reshape(-1) for part in self._samples)
                     )
                     self._read = _split(whole, len(self._samples[0]))
-                except DatasetError:
+                except DataAccessError:
                     # read batch by batch from here on: only the bad one raises
                     self._together = False
             if self._read:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from understudy_base import DatasetError
+from understudy_base import DataAccessError
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.batch_request import BatchRequest
 from understudy_data.load.images.clip_reader import first_round
@@ -129,7 +129,7 @@ class Prefetcher:
                 continue
             try:
                 self._fetch_run(position, source, dataset)
-            except DatasetError:
+            except DataAccessError:
                 continue  # the loader thread that reads it raises, at its position
 
     def _fetch_run(self, position: int, source: int, dataset: EpisodeDataset) -> None:

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy_base import ACTION, HEAD, TASK, DatasetError, SourceError
+from understudy_base import ACTION, HEAD, TASK, DatasetError
 from understudy_data.datasets.dataset import EpisodeDataset
 from understudy_data.load.images.decoded_cache import decoded_bytes, keep_decoded
 from understudy_data.load.instructions import Instructions
@@ -240,8 +240,8 @@ class ValidationData:
         """
         try:
             return self.batch(part) | {self.UNREADABLE: {}}
-        except DatasetError as error:
-            if not self.skip_unreadable or isinstance(error, SourceError):
+        except DatasetError:
+            if not self.skip_unreadable:
                 raise
             wrong = {}
             for row, number in enumerate(range(part.start, part.stop)):
@@ -302,8 +302,6 @@ class ValidationData:
         """Return the error of reading one sample, if any."""
         try:
             self.batch(slice(number, number + 1))
-        except SourceError:
-            raise
         except DatasetError as error:
             return str(error)
         return None

@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from understudy_base import (
+    DataAccessError,
     DatasetError,
     LfsPointerError,
     MissingFileError,
-    SourceError,
     absolute_path,
     restore_credentials,
     strip_credentials,
@@ -310,8 +310,6 @@ class Files:
 
         try:
             yield RemoteSource(self, path, is_confirmed=False)
-        except SourceError:  # the server is at fault, and would not answer
-            raise
         except DatasetError:
             self.remote_files.confirm(path)
             raise
@@ -513,7 +511,7 @@ class Files:
         """Turn any error inside the block into a DatasetError that names its cause."""
         try:
             yield
-        except DatasetError:
+        except DataAccessError:
             raise
         except Exception as error:
             source = None
@@ -538,7 +536,7 @@ def as_dataset_error(where: object, problem: str, fix: str) -> Iterator[None]:
     """
     try:
         yield
-    except DatasetError:
+    except DataAccessError:
         raise
     except Exception as error:
         raise DatasetError(f"{problem}: {summarize(error)}", where=where, fix=fix) from error
@@ -549,7 +547,7 @@ def with_location(where: object) -> Iterator[None]:
     """Replace the location of a DatasetError by a more specific one, such as file and episode."""
     try:
         yield
-    except DatasetError as error:
+    except DataAccessError as error:
         raise error.replaced(where=where) from error
 
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from understudy_base import DatasetError, strip_credentials
+from understudy_base import DataAccessError, strip_credentials
 from understudy_data.storage.remote_options import RemoteOptions, call_with_retries
 from understudy_data.storage.remote_store import call_driver, open_fs, version_of
 
@@ -57,7 +57,7 @@ class RemoteFolder:
                 self._options.retry,
                 threading.Event(),
             )
-        except DatasetError as error:
+        except DataAccessError as error:
             fix = (
                 "check address, connection and credentials (to list, read, write and delete); "
                 "then run this again"

@@ -26,7 +26,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from understudy_base import DatasetError, MissingFileError, SourceError
+from understudy_base import DataAccessError, DatasetError, MissingFileError, SourceError
 from understudy_data.storage import locks, remote_store
 from understudy_data.storage.byte_source import CHANGED, RESTART, ByteSource
 from understudy_data.storage.cancel import Cancelled, cancel_when
@@ -362,7 +362,7 @@ class RemoteFiles:
             result = call_with_retries(lambda: act(retry), where, retry, stop)
         except Cancelled:
             raise SourceError(_CLOSED, where=where, fix=_CLOSE_LATER) from None
-        except DatasetError as error:
+        except DataAccessError as error:
             if error.where is not None:
                 raise
             raise error.replaced(where=where) from error
@@ -433,8 +433,6 @@ class RemoteSource(ByteSource):
         if not entry.fill(offset, memory):
             try:
                 memory[:] = self._read_missing(remote, entry, offset, size)
-            except SourceError:
-                raise
             # it was readable when it was opened, so the data is not at fault
             except DatasetError as error:
                 raise SourceError(

@@ -21,6 +21,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from understudy_base import (
     CREDENTIALS_HINT,
+    DataAccessError,
     DatasetError,
     MissingFileError,
     Record,
@@ -197,7 +198,7 @@ def call_driver(act: Callable[[], Any]) -> Any:
     """
     try:
         return act()
-    except (DatasetError, TransientError):
+    except (DataAccessError, TransientError):
         raise
     except FileNotFoundError as error:
         raise status_error(404) from error
@@ -218,7 +219,7 @@ def call_driver(act: Callable[[], Any]) -> Any:
         raise TransientError(f"access fails ({summarize(error)})") from error
 
 
-def status_error(status: int, hides: bool = False) -> DatasetError:
+def status_error(status: int, hides: bool = False) -> DataAccessError:
     """Return the error for an HTTP status that another attempt would meet again.
 
     Args:

@@ -23,7 +23,7 @@ from itertools import chain
 import av
 import numpy as np
 
-from understudy_base import DatasetError
+from understudy_base import DataAccessError, DatasetError
 from understudy_data.storage.cancel import Cancelled, is_cancelled
 from understudy_data.video.codec_pool import (
     CodecKey,
@@ -220,7 +220,7 @@ class FrameDecoder:
             most = run_length if self._expected >= position else min(run_length, _APPROACH)
             try:
                 run = packets.run(first, min(first + most, stop), read_limit)
-            except DatasetError:
+            except DataAccessError:
                 if position in ahead:
                     break  # a later call that needs these bytes meets the error again
                 raise

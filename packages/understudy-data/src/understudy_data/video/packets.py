@@ -26,7 +26,7 @@ import numpy as np
 from av.sidedata.sidedata import Type as SideDataType
 from av.stream import Disposition
 
-from understudy_base import DatasetError, SourceError
+from understudy_base import DataAccessError, DatasetError
 from understudy_data.storage.byte_source import ByteSource, LocalSource, as_file
 from understudy_data.video.index import PacketRun, PacketTable, VideoIndex
 from understudy_data.video.mp4 import UnknownLayout, read_mp4
@@ -208,9 +208,9 @@ class Mp4Packets:
             window.base = begin
             window.first = i
             window.stop = last + 1
-        except DatasetError as error:
+        except DataAccessError as error:
             # the bad bytes may be those of a later packet
-            if last > i and not isinstance(error, SourceError):
+            if last > i and isinstance(error, DatasetError):
                 return self._read(i, i)
             where = f"{self.path}, frame {int(self.index.display[i])}"
             raise error.replaced(where=where) from error
@@ -408,7 +408,7 @@ class ContainerPackets:
         try:
             for i in range(first, stop):
                 parts.append(bytes(self.packet(i, read_limit)))
-        except DatasetError:
+        except DataAccessError:
             if not parts:
                 raise
         size = np.array([len(part) for part in parts], np.int32)

@@ -69,7 +69,9 @@ def settings(name: str, cls: type, command: Command, arguments: Sequence[str]) -
         return complete(read_flags(cls, words, content, file, new=new))
     named = chosen_type(cls, words)
     union = union_of(cls)
-    kind = [f"{type_flag(union[0])}={named}"] if union is not None and named else []
+    kind: list[str] = []
+    if union is not None and named:
+        kind.append(f"{type_flag(union[0])}={named}")
     try:
         default = read_flags(cls, kind, content, file, new=new)
     except MissingExtraError as error:

@@ -28,6 +28,7 @@ from typing import Any
 
 from understudy_base import (
     ConfigError,
+    DataAccessError,
     EntryPointError,
     UnderstudyError,
     find_entry_points,
@@ -294,7 +295,6 @@ def _call(found: Found, arguments: list[str], debug: bool) -> int:
 def _describe(error: BaseException, found: Found) -> tuple[str | None, int]:
     """Return the line for an error of a command, None for a fault of ours, and the exit code."""
     from understudy_base import (
-        DatasetError,
         describe_missing,
         describe_old_numpy,
         is_wrong_input,
@@ -314,7 +314,7 @@ def _describe(error: BaseException, found: Found) -> tuple[str | None, int]:
                 "process)"
             )
         return redact(message), WRONG_INPUT
-    if isinstance(error, ConfigError | DatasetError | MemoryError | OSError):
+    if isinstance(error, ConfigError | DataAccessError | MemoryError | OSError):
         code = WRONG_INPUT if is_wrong_input(error) else FAILED
         return redact(str(error) or "not enough memory"), code
     if isinstance(error, UnicodeEncodeError):

@@ -151,15 +151,16 @@ class _Line:
         self._choose_class(chosen_type(self.cls, list(words)))
         refused: Mapping[str, str] = getattr(self.cls, "REFUSED_FLAGS", {})
         further: str = getattr(self.cls, "FURTHER_ARGUMENT", "")
-        free = [setting for setting in self.settings.values() if setting.positional]
-        flags = {
-            flag_of(path): setting
-            for path, setting in self.settings.items()
-            if not setting.positional
-        }
-        off = {
-            negation_of(setting.path): setting for setting in flags.values() if setting.kind is bool
-        }
+        free = []
+        flags = {}
+        off = {}
+        for path, known in self.settings.items():
+            if known.positional:
+                free.append(known)
+                continue
+            flags[flag_of(path)] = known
+            if known.kind is bool:
+                off[negation_of(path)] = known
         bare = list[str]()
         flag = ""
         while words:
@@ -175,14 +176,7 @@ class _Line:
             flag, equals, text = word.partition("=")
             name = flag.replace("_", "-")
             setting = flags.get(name)
-            values = [text] if equals else []
-            while (
-                not equals
-                and words
-                and not _is_flag(words[0])
-                and _wants(setting, values, words[0])
-            ):
-                values.append(words.popleft())
+            values = [text] if equals else _take_values(setting, words)
             if setting is None and name in off and not equals:
                 self._put(off[name], False)
                 words.extendleft(reversed(values))
@@ -273,9 +267,8 @@ class _Line:
             ours = others.equivalent(close[0][2:])
             return f"{flag}: unknown setting; {close[0]} of another trainer is here {ours}"
         close = difflib.get_close_matches(f"--{name}", flags, n=1, cutoff=0.65)
-        close = (
-            close or [candidate for candidate in flags if candidate.rpartition(".")[2] == name][:1]
-        )
+        if not close:
+            close = [known for known in flags if known.rpartition(".")[2] == name]
         hint = f"did you mean {close[0]}?" if close else "--help lists all"
         return f"{flag}: unknown setting; {hint}"
 
@@ -323,6 +316,14 @@ def _is_flag(word: str) -> bool:
     return word.startswith("-") and len(word) > 1 and re.match(r"-(\.?\d|inf\b)", word) is None
 
 
+def _take_values(setting: Setting | None, words: deque[str]) -> list[str]:
+    """Take the values of a flag from the words behind it."""
+    values: list[str] = []
+    while words and not _is_flag(words[0]) and _wants(setting, values, words[0]):
+        values.append(words.popleft())
+    return values
+
+
 def _wants(setting: Setting | None, values: list[str], word: str) -> bool:
     """Return whether a flag with some values takes the next word as another one; an unknown flag
     takes all.
@@ -357,17 +358,23 @@ def shape(kind: Any, words: list[str]) -> Any:
         return None
     for member in members(kind):
         if get_origin(member) is tuple:
-            return words * 2 if get_args(member) == (int, int) and len(words) == 1 else words
+            is_square = get_args(member) == (int, int) and len(words) == 1
+            return words * 2 if is_square else words
         if get_origin(member) is dict and (len(words) > 1 or kind is member or "=" in words[0]):
-            if all(re.fullmatch(r"[^=]+=.+", word) for word in words):
-                pairs: list[str] = []
-                for word in words:
-                    pairs += word.split("=", 1)
-                words = pairs
-            if len(words) % 2:
-                raise ValueError(f"needs pairs of a name and a value, not {' '.join(words)}")
-            return dict(zip(words[::2], words[1::2]))
+            return _pairs(words)
     return words[0]
+
+
+def _pairs(words: list[str]) -> dict[str, str]:
+    """Return the mapping of words `NAME=VALUE`, or `NAME VALUE`. Raises ValueError for others."""
+    parts = words
+    if all(re.fullmatch(r"[^=]+=.+", word) for word in words):
+        parts = []
+        for word in words:
+            parts += word.split("=", 1)
+    if len(parts) % 2:
+        raise ValueError(f"needs pairs of a name and a value, not {' '.join(parts)}")
+    return dict(zip(parts[::2], parts[1::2]))
 
 
 def _joined(setting: Setting, value: Any, content: dict[str, Any]) -> Any:

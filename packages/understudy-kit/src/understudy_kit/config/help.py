@@ -25,27 +25,13 @@ COLUMN = 30
 """Column at which the meanings begin; a longer flag has a separate line."""
 VALUES = {int: "INT", float: "FLOAT", str: "TEXT"}
 """Placeholder of a value by its type."""
+RULES = {int: "a whole number", float: "a number", bool: "true or false"}
+"""Description of a value by its type; others are texts."""
 OTHER_TYPE = {
-    *(
-        "int_type",
-        "int_parsing",
-        "int_from_float",
-        "float_type",
-        "float_parsing",
-        "bool_type",
-        "bool_parsing",
-    ),
-    *(
-        "string_type",
-        "literal_error",
-        "dict_type",
-        "tuple_type",
-        "list_type",
-        "too_short",
-        "too_long",
-        "missing",
-    ),
-}
+    "int_type", "int_parsing", "int_from_float", "float_type", "float_parsing",
+    "bool_type", "bool_parsing", "string_type", "literal_error",
+    "dict_type", "tuple_type", "list_type", "too_short", "too_long", "missing",
+}  # fmt: skip
 """Pydantic's errors about a value of another type than its setting; the message is `expected`."""
 
 
@@ -71,10 +57,8 @@ class Setting:
         """Return the flag with a placeholder of its value: `--optim.lr FLOAT`."""
         if self.kind is bool:
             return f"{flag_of(self.path)}, {negation_of(self.path)}"
-        return (
-            f"{flag_of(self.path)} "
-            f"{placeholder(self.kind, self.path.rpartition('.')[2].replace('_', '-'))}"
-        )
+        name = self.path.rpartition(".")[2].replace("_", "-")
+        return f"{flag_of(self.path)} {placeholder(self.kind, name)}"
 
     def meaning(self) -> str:
         """Return the meaning with the default, unless the text or an empty value already gives
@@ -237,9 +221,12 @@ def expected(kind: Any, name: str = "") -> str:
         origin = get_origin(member)
         inside = get_args(member)
         if origin is tuple:
-            number = "" if Ellipsis in inside else f"{len(inside)} values, each "
-            listed = f"a list of {number}" if number else "a list, each item "
-            form = number if flag else listed
+            if Ellipsis in inside:
+                form = "" if flag else "a list, each item "
+            else:
+                form = f"{len(inside)} values, each "
+                if not flag:
+                    form = f"a list of {form}"
             rules.append(f"{form}{expected(inside[0])}")
         elif origin in (dict, Mapping):
             first = (choices(inside[0]) or ("NAME",))[0]
@@ -256,11 +243,7 @@ def expected(kind: Any, name: str = "") -> str:
                 listed = f"one of {listed}"
             rules.append(listed)
         else:
-            rules.append(
-                {int: "a whole number", float: "a number", bool: "true or false"}.get(
-                    member, "a text"
-                )
-            )
+            rules.append(RULES.get(member, "a text"))
     return ", or ".join(rules)
 
 
@@ -284,15 +267,15 @@ def placeholder(kind: Any, name: str = "name") -> str:
     if kind is bool:
         return "{true,false}"
     if origin is Literal:
-        return "{" + ",".join(choices(kind)) + "}" if len(choices(kind)) > 1 else choices(kind)[0]
+        names = choices(kind)
+        return "{" + ",".join(names) + "}" if len(names) > 1 else names[0]
     if origin is tuple:
         kinds = [placeholder(member) for member in inside if member is not Ellipsis]
         more = " ..." if Ellipsis in inside else ""
         return " ".join(kinds) + more
     if origin is dict:
-        return (
-            " ".join(placeholder(member) for member in inside).replace("TEXT", "NAME", 1) + " ..."
-        )
+        pair = " ".join(placeholder(member) for member in inside)
+        return pair.replace("TEXT", "NAME", 1) + " ..."
     if {Literal, dict} <= set(map(get_origin, inside)):  # a choice, or weights of choices
         pairs = next(get_args(member) for member in inside if get_origin(member) is dict)
         if not choices(pairs[0]):  # names of the data's own
@@ -306,7 +289,9 @@ def placeholder(kind: Any, name: str = "name") -> str:
 def _default_of(setting: "Field[Any]") -> Any:
     if setting.default is not MISSING:
         return setting.default
-    return setting.default_factory() if setting.default_factory is not MISSING else None
+    if setting.default_factory is not MISSING:
+        return setting.default_factory()
+    return None
 
 
 def _shown(value: Any) -> str:
@@ -314,7 +299,9 @@ def _shown(value: Any) -> str:
         return "on" if value else "off"
     if isinstance(value, dict):
         return " ".join(f"{key} {entry}" for key, entry in value.items())
-    return " ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+    if isinstance(value, tuple | list):
+        return " ".join(map(str, value))
+    return str(value)
 
 
 @functools.cache

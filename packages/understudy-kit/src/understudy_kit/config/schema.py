@@ -61,10 +61,9 @@ def validate(
     from pydantic import ValidationError
 
     content = _joined(cls, brought or {}, content)
-    content = {
-        **content,
-        **{name: None for name in getattr(cls, "UNCAPPED", ()) if str(content.get(name)) == "-1"},
-    }
+    for name in getattr(cls, "UNCAPPED", ()):
+        if str(content.get(name)) == "-1":
+            content[name] = None
     content, misfits = with_ids(cls, content)
     misfits += find_misfits(cls, content)
     lines = [*_unknown_names(cls, content, other_names(cls)), *_unwritable(content)]
@@ -237,12 +236,12 @@ def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
     """
     old_leaves = flat(plain(old))
     new_leaves = flat(plain(new))
-    paths = [*old_leaves, *(path for path in new_leaves if path not in old_leaves)]
-    return {
-        p: (old_leaves.get(p), new_leaves.get(p))
-        for p in paths
-        if old_leaves.get(p) != new_leaves.get(p)
-    }
+    found = {}
+    for path in old_leaves | new_leaves:
+        pair = (old_leaves.get(path), new_leaves.get(path))
+        if pair[0] != pair[1]:
+            found[path] = pair
+    return found
 
 
 def flat(content: Record, prefix: str = "") -> dict[str, Any]:
@@ -263,9 +262,7 @@ def _as_error(lines: list[str], where: object) -> ConfigError:
     head = f"{where}: " if where is not None else ""
     if len(lines) == 1:
         return ConfigError(head + lines[0])
-    return ConfigError(
-        f"{head}{len(lines)} settings cannot be used\n" + "\n".join(f"  {line}" for line in lines)
-    )
+    return ConfigError("\n  ".join([f"{head}{len(lines)} settings cannot be used", *lines]))
 
 
 def _label(path: Sequence[str], flags: Collection[str]) -> str:
@@ -323,12 +320,10 @@ def _other_type(kind: Any, label: str, value: Any) -> str:
 
 def _as_list(kind: Any, error: Any, shown: Any) -> str:
     """Return the remedy for a value alone where a list of such is needed, else ""."""
-    alone = (
-        error["type"] == "tuple_type"
-        and shown is not None
-        and any(Ellipsis in get_args(k) for k in members(kind))
-    )
-    return f"; give [{json.dumps(shown)}]" if alone else ""
+    if error["type"] != "tuple_type" or shown is None:
+        return ""
+    takes_list = any(Ellipsis in get_args(member) for member in members(kind))
+    return f"; give [{json.dumps(shown)}]" if takes_list else ""
 
 
 def _setting_at(cls: type, content: Any, place: Sequence[Any]) -> tuple[tuple[str, ...], Any]:
@@ -426,14 +421,13 @@ def _unknown_inside(
         inner = get_args(member)
         if is_dataclass(member):
             yield from _unknown_inside(member, value, path, others)
-        elif (
-            isinstance(value, Mapping)
-            and isinstance(origin, type)
-            and issubclass(origin, Mapping)
-            and inner
-        ):
+        elif isinstance(value, Mapping) and inner and _is_mapping(origin):
             for name, item in value.items():
                 yield from _unknown_inside(inner[1], item, f"{path}.{name}", others)
         elif isinstance(value, list) and origin is tuple:
             for number, item in enumerate(value):
                 yield from _unknown_inside(inner[0], item, f"{path}.{number}", others)
+
+
+def _is_mapping(origin: Any) -> bool:
+    return isinstance(origin, type) and issubclass(origin, Mapping)

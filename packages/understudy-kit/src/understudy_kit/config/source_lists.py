@@ -51,9 +51,12 @@ def expand_settings(content: Record, where: object = None) -> Record:
             unless both are entries with a single path. Lists all of them.
     """
     data = content.get("data")
-    given = data.get("sources") if isinstance(data, Mapping) else None
-    items = [given] if isinstance(given, str) else given
-    if not isinstance(data, Mapping) or not isinstance(items, list | tuple):
+    if not isinstance(data, Mapping):
+        return content
+    items = data.get("sources")
+    if isinstance(items, str):
+        items = [items]
+    if not isinstance(items, list | tuple):
         return content
     if not any(isinstance(item, str) or _is_glob(item) for item in items):
         return content
@@ -109,12 +112,16 @@ def list_sources(address: str) -> list[dict[str, Any]]:
 
 
 def _as_error(errors: list[str], head: str) -> ConfigError:
-    more = f"\n  and {len(errors) - _MOST_NAMED} more" if len(errors) > _MOST_NAMED else ""
-    return ConfigError(head + "\n  ".join(errors[:_MOST_NAMED]) + more)
+    lines = errors[:_MOST_NAMED]
+    if len(errors) > _MOST_NAMED:
+        lines.append(f"and {len(errors) - _MOST_NAMED} more")
+    return ConfigError(head + "\n  ".join(lines))
 
 
 def _root_of(item: Any) -> str:
-    root = item.get(_ROOT) if isinstance(item, Mapping) else None
+    if not isinstance(item, Mapping):
+        return ""
+    root = item.get(_ROOT)
     return root if isinstance(root, str) else ""
 
 
@@ -154,12 +161,8 @@ def _match(pattern: str) -> list[tuple[str, dict[str, Any]]]:
             f"{pattern} has `**`, for any depth: write a `*` for each level, as in d/*/*/, or a "
             "list file"
         )
-    matches = (
-        folder.rstrip("/")
-        for folder in glob.iglob(os.path.expanduser(path))
-        if os.path.isdir(folder)
-    )
-    folders = sorted(set(matches))
+    matches = filter(os.path.isdir, glob.iglob(os.path.expanduser(path)))
+    folders = sorted({folder.rstrip("/") for folder in matches})
     if not folders:
         raise ValueError(
             f"{pattern} matches no folder in {os.getcwd()}: correct it, or give the path of a list "
@@ -228,11 +231,12 @@ def _check_header(path: Path, names: list[str]) -> None:
             f"{path} has the columns {', '.join(names) or 'none'}: name one of them `{_PATH}`"
         )
     for name in names:
-        if name not in columns or names.count(name) > 1:
+        if names.count(name) > 1 and name in columns:
+            raise ValueError(f"{path}: the column {name!r} is there twice: keep one")
+        if name not in columns:
             near = get_close_matches(name, columns, n=1)
             fix = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(columns)}"
-            problem = "is there twice: keep one" if name in columns else f"is unknown: {fix}"
-            raise ValueError(f"{path}: the column {name!r} {problem}")
+            raise ValueError(f"{path}: the column {name!r} is unknown: {fix}")
 
 
 def _rows(
@@ -277,7 +281,9 @@ def _beside(path: Path, cell: str) -> str:
     """Return the path in a cell of the list file `path`: from its folder, with each `..` as
     written; no URL.
     """
-    return cell if "://" in cell else str(path.parent / os.path.expanduser(cell))
+    if "://" in cell:
+        return cell
+    return str(path.parent / os.path.expanduser(cell))
 
 
 def _is_file(name: str, value: Any) -> bool:

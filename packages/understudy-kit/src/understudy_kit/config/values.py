@@ -70,11 +70,9 @@ def _with_ids(
         marks = getattr(hints[name], "__metadata__", ())
         if is_dataclass(kind) and isinstance(value, Mapping):
             read[name] = _with_ids(kind, value, below, misfits)
-        elif (
-            isinstance(value, list | tuple)
-            and get_origin(kind) is tuple
-            and is_dataclass(get_args(kind)[0])
-        ):
+        elif not isinstance(value, list | tuple):
+            continue
+        elif get_origin(kind) is tuple and is_dataclass(get_args(kind)[0]):
             item = get_args(kind)[0]
             entries: list[Any] = []
             for number, entry in enumerate(value):
@@ -82,7 +80,7 @@ def _with_ids(
                     entry = _with_ids(item, entry, (*below, str(number)), misfits)
                 entries.append(entry)
             read[name] = entries
-        elif isinstance(value, list | tuple) and IDS in marks:
+        elif IDS in marks:
             try:
                 read[name] = _numbers(value)
             except ValueError as error:
@@ -123,7 +121,9 @@ def _numbers(values: list[Any] | tuple[Any, ...]) -> list[Any]:
 def _whole(value: Any) -> int | None:
     if isinstance(value, str) and re.fullmatch(r"[0-9]+", value):
         return int(value[:18])
-    return int(value) if isinstance(value, int | float) and value == value // 1 else None
+    if isinstance(value, int | float) and value == value // 1:
+        return int(value)
+    return None
 
 
 def find_misfits(cls: Any, content: Any, path: tuple[str, ...] = ()) -> Iterator[Misfit]:
@@ -150,9 +150,10 @@ def _inside(kind: Any, value: Any, path: tuple[str, ...]) -> Iterator[Misfit]:
     kinds = members(kind)
     if isinstance(value, Mapping):
         for member in kinds:
+            origin = get_origin(member)
             if isinstance(member, type) and is_dataclass(member):
                 yield from find_misfits(member, value, path)
-            elif isinstance(get_origin(member), type) and issubclass(get_origin(member), Mapping):
+            elif isinstance(origin, type) and issubclass(origin, Mapping):
                 for name, item in value.items():
                     yield from _inside(get_args(member)[1], item, (*path, str(name)))
     elif isinstance(value, list | tuple):
@@ -160,9 +161,8 @@ def _inside(kind: Any, value: Any, path: tuple[str, ...]) -> Iterator[Misfit]:
             inner = [item for item in get_args(member) if item is not Ellipsis]
             if get_origin(member) is tuple:
                 for number, item in enumerate(value):
-                    yield from _inside(
-                        inner[min(number, len(inner) - 1)], item, (*path, str(number))
-                    )
+                    kind_of_item = inner[min(number, len(inner) - 1)]
+                    yield from _inside(kind_of_item, item, (*path, str(number)))
     elif not _fits(kinds, value):
         yield Misfit(path, "", kind, value)
 

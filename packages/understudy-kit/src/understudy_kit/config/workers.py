@@ -37,4 +37,6 @@ class WorkersConfig:
 
     def worker_problems(self) -> list[str]:
         """List errors in these settings."""
-        return ["ray: give either --ray, or --workers"] if self.ray and self.workers else []
+        if self.ray and self.workers:
+            return ["ray: give either --ray, or --workers"]
+        return []

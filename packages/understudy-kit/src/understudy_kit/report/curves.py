@@ -110,7 +110,9 @@ class Curve(dict[str, Any]):
         """Make a curve of `thin`, with the extremes of its stretches as a band where it has any."""
         points = thin(steps, values, smooth=smooth)
         has_band = not (points["low"] == points["high"] == points["value"])
-        band = {"low": points["low"], "high": points["high"]} if has_band else {}
+        band = {}
+        if has_band:
+            band = {"low": points["low"], "high": points["high"]}
         return cls(name, points["step"], points["value"], color, **band, **style)
 
     @classmethod
@@ -123,7 +125,9 @@ class Curve(dict[str, Any]):
         bucket = -(-max(1, len(values)) // FRAMES)
         low, high = ranges(values[:, None], bucket)
         frames = np.arange(len(low)) * bucket + (bucket - 1) / 2
-        band: dict[str, Any] = {} if bucket == 1 else {"low": low[:, 0], "high": high[:, 0]}
+        band: dict[str, Any] = {}
+        if bucket > 1:
+            band = {"low": low[:, 0], "high": high[:, 0]}
         return cls(name, frames / fps, (low + high)[:, 0] / 2, color, **band, **style)
 
     @property
@@ -200,4 +204,6 @@ def numbers(values: Any, digits: int = DIGITS) -> list[Any]:
 
 
 def _rounded(number: float, digits: int) -> float | None:
-    return float(f"{number:.{digits}g}") if math.isfinite(number) else None
+    if not math.isfinite(number):
+        return None
+    return float(f"{number:.{digits}g}")

@@ -296,9 +296,13 @@ def write_page(path: Path, text: str, is_new: bool = False) -> None:
 def as_gray(depth: np.ndarray) -> np.ndarray:
     """Convert depth images to uint8 of the same shape: near is dark, black is nothing measured."""
     good = np.isfinite(depth) & (depth > 0)
-    low, high = (float(depth[good].min()), float(depth[good].max())) if good.any() else (0.0, 0.0)
+    measured = depth[good]
+    if not measured.size:
+        return np.zeros(depth.shape, np.uint8)
+    low = float(measured.min())
+    span = max(float(measured.max()) - low, 1e-9)
     scaled = np.where(good, depth, low).astype(np.float64) - low
-    return np.where(good, 40 + 215 * scaled / max(high - low, 1e-9), 0).astype(np.uint8)
+    return np.where(good, 40 + 215 * scaled / span, 0).astype(np.uint8)
 
 
 def as_rgb(images: np.ndarray) -> np.ndarray:
@@ -307,8 +311,11 @@ def as_rgb(images: np.ndarray) -> np.ndarray:
 
     Depth is drawn from its nearest to its farthest value in these images.
     """
-    images = images if images.dtype == np.uint8 else as_gray(images)
-    channels = images[:, [0, 0, 0]] if images.shape[1] < 3 else images[:, :3]
+    if images.dtype != np.uint8:
+        images = as_gray(images)
+    channels = images[:, :3]
+    if images.shape[1] < 3:
+        channels = images[:, [0, 0, 0]]
     return np.ascontiguousarray(channels.transpose(0, 2, 3, 1))
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from understudy_base import DatasetError, Progress, SourceError
+from understudy_base import DatasetError, Progress
 from understudy_data import Catalog, RemoteOptions, StandardKeys, Workers, open_episodes
 from understudy_tools.check.contents import describe_contents
 from understudy_tools.check.effects import complete_fix, rank_findings
@@ -193,8 +193,6 @@ def check_dataset(
         warnings.simplefilter("ignore")  # irregularities are findings
         try:
             stored = Catalog.open(root, remote, **layout)
-        except SourceError:
-            raise
         except DatasetError as error:
             return _unreadable(str(root), error, begin)
         # Metadata is checked under its own keys, all else under the standard ones.
@@ -250,8 +248,6 @@ def _read_metadata(catalog: Catalog, findings: list[Finding]) -> dict[str, dict[
     """Return the metadata of episodes; {} and a finding where it cannot be read."""
     try:
         return catalog.episode_metadata()
-    except SourceError:
-        raise
     except DatasetError as error:
         if all(finding.rule != "metadata.unreadable" for finding in findings):
             place = Place(file=str(error.where or "meta/").removeprefix(f"{catalog.root}/"))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base import DatasetError, SourceError
+from understudy_base import DatasetError
 from understudy_data import (
     Catalog,
     FileCheck,
@@ -97,8 +97,6 @@ class ReadVideos:
                     most_pixels=self.catalog.features[camera].max_pixels,
                     probes=place < PROBED,
                 )
-            except SourceError:
-                raise
             except DatasetError as error:
                 facts.unreadable.append((camera, file, path, error))
             else:
@@ -291,8 +289,6 @@ class ReadImages:
                         facts.clips.setdefault(camera, []).append(images.clip(row, self.whole))
                         if (previous_row := images.row_before(row)) is not None:
                             facts.cuts.setdefault(camera, []).append(images.cut(previous_row, row))
-                except SourceError:
-                    raise
                 except DatasetError as error:
                     facts.broken.append((camera, row, error))
             facts.taken |= {(camera, row): _bits(taken) for row, taken in images.taken.items()}
@@ -445,8 +441,6 @@ class _Images:
             return {}
         try:
             columns = self._numbers.take(np.array([row]), dict.fromkeys(self._keys, frames[None]))
-        except SourceError:
-            raise
         except DatasetError:
             return {}  # a finding about the file, not about its images
         return {

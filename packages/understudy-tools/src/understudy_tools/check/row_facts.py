@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from understudy_base import DatasetError, SourceError
+from understudy_base import DatasetError
 from understudy_data import (
     DEFAULTS,
     Catalog,
@@ -338,8 +338,6 @@ def _read_file(
             schema = opened.schema_arrow
             total = int(opened.metadata.num_rows)
         table = catalog.files.table(path, [*numbers, *DEFAULTS])
-    except SourceError:
-        raise  # says nothing about the file
     except DatasetError as error:
         facts.unreadable.append((file, "", error))
         return 0

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from understudy_base import DatasetError, SourceError
+from understudy_base import DatasetError
 from understudy_data import Catalog, sensor_groups
 
 
@@ -83,8 +83,6 @@ def read_sensor_facts(catalog: Catalog, key: str) -> SensorFacts:
                     parts.setdefault(int(episode_ids[begin]), []).append(
                         (times[begin:stop], flat[begin:stop])
                     )
-        except SourceError:
-            raise
         except DatasetError as error:
             facts.broken[path] = error.what
             continue

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from understudy_base import DatasetError, Progress, plural
+from understudy_base import DataAccessError, Progress, plural
 from understudy_data import Workers
 from understudy_tools.check.examine import Depth, check_dataset
 from understudy_tools.check.findings import RULES, SEVERITIES, Finding
@@ -105,7 +105,7 @@ def check_several(
                         report_of_one.findings,
                     )
                 )
-            except DatasetError as error:
+            except DataAccessError as error:
                 report.datasets.append(Checked(source["root"], failed=str(error)))
             bar.update(1)
     return report

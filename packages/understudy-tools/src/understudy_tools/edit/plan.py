@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from understudy_base import MOST_IDS, DatasetError, Record, SourceError, parse_ids
+from understudy_base import MOST_IDS, DatasetError, Record, parse_ids
 from understudy_data import (
     Catalog,
     Encoding,
@@ -191,7 +191,7 @@ class PlanWork:
             try:
                 results.append(self.compute(item))
             except DatasetError as error:
-                if not self.plan.skip_bad or isinstance(error, SourceError):
+                if not self.plan.skip_bad:
                     raise
                 results.append(error)
         return results

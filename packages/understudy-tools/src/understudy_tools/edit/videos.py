@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base import DatasetError
+from understudy_base import DataAccessError, DatasetError
 from understudy_data import (
     DatasetFiles,
     Encoding,
@@ -236,7 +236,7 @@ class MeasurePieces(CameraWork):
         """Return the statistics of a piece."""
         try:
             return self._measure(item)
-        except DatasetError:
+        except DataAccessError:
             if not self.encoded[item]:
                 # raises the error of the source, which names its file
                 deque(self.original(item).images(), 0)

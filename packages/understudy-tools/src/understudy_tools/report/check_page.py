@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base import ACTION, STATE, DatasetError, plural
+from understudy_base import ACTION, STATE, DataAccessError, plural
 from understudy_data import Catalog, EpisodeArrays, spread_evenly
 from understudy_kit import Block, Blocks, Curve, as_rgb, render_page
 from understudy_tools.check.contents import (
@@ -200,7 +200,7 @@ def _collect(lines: list[str]) -> Iterator[None]:
         warnings.simplefilter("always")
         try:
             yield
-        except (DatasetError, OSError, ValueError, MemoryError) as error:
+        except (DataAccessError, OSError, ValueError, MemoryError) as error:
             lines.append(" ".join(str(error).split()) or type(error).__name__)
     lines += [
         str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)

@@ -61,7 +61,7 @@ from understudy.train.validation.validation_loss import (
 from understudy_base import (
     CREDENTIALS_HINT,
     ConfigError,
-    DatasetError,
+    DataAccessError,
     Record,
     has_credentials,
     is_out_of_memory,
@@ -119,7 +119,7 @@ def train(config: TrainConfig) -> int:
             session = RunSession(run, fitted, fitted, data, mesh)
             return _run(session, validation, stop, collection)
         except Exception as error:
-            is_wrong = isinstance(error, ConfigError | DatasetError) or is_out_of_memory(error)
+            is_wrong = isinstance(error, ConfigError | DataAccessError) or is_out_of_memory(error)
             is_wrong = is_wrong or not (
                 isinstance(error, RankError) or metrics_file.read(run.metrics, "train")
             )
@@ -403,7 +403,7 @@ def _open_same_data(
     read = latest_versions(record, saved)
     try:
         data = open_data(config, recorded_sources(record, updates), mesh.rank == 0)
-    except DatasetError as error:
+    except DataAccessError as error:
         fix = moved_fix(config)
         # an outage of the hub, whose ids are not paths, keeps its exit code
         if fix and is_wrong_input(error):

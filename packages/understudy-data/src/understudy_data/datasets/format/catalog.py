@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from understudy_base import DatasetError, MissingFileError, plural, split_view
+from understudy_base import DataAccessError, DatasetError, MissingFileError, plural, split_view
 from understudy_data.datasets.format import layouts
 from understudy_data.datasets.format.episode_table import (
     EpisodeTable,
@@ -607,7 +607,7 @@ def _read_info(
         raise DatasetError("there is no such folder", where=files.root, fix=fix)
     try:
         return files, read_json(files, INFO)
-    except DatasetError as error:
+    except DataAccessError as error:
         if address is root:
             raise
         problem = f"there is no such folder, and as a dataset on the hub, {address}: {error.what}"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
-from understudy_base import DatasetError
+from understudy_base import DataAccessError
 from understudy_data.datasets.format.catalog import Catalog, MetaTables, Opening
 from understudy_data.storage.mapped_tables import Member, are_many, once_per_group
 from understudy_data.storage.remote_options import RemoteOptions
@@ -75,7 +75,7 @@ def read_tables_of_many(openings: Sequence[Opening]) -> None:
     if not are_many(len(openings)):
         return
     for opening in openings:
-        with suppress(DatasetError):  # which `finish` raises
+        with suppress(DataAccessError):  # which `finish` raises
             if opening.files.is_local and (member := _small_member(opening)) is not None:
                 members.append(member)
                 small.append(opening)
@@ -94,7 +94,7 @@ def _small_member(opening: Opening) -> Member[MetaTables] | None:
             return computed_keys.pop()
         try:
             return opening.inputs()[0]
-        except DatasetError:
+        except DataAccessError:
             return ""
 
     return Member(opening.files.root, key, partial(_read, opening)) if size <= _SMALL else None
@@ -103,5 +103,5 @@ def _small_member(opening: Opening) -> Member[MetaTables] | None:
 def _read(opening: Opening) -> MetaTables | None:
     try:
         return opening.read_tables()
-    except DatasetError:
+    except DataAccessError:
         return None

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from understudy_base import DatasetError, SourceError
+from understudy_base import DatasetError
 from understudy_data.datasets.format.episode_table import EpisodeTable
 from understudy_data.storage.dataset_root import Files
 
@@ -58,8 +58,6 @@ def pair_by_columns(files: Files, table: EpisodeTable) -> EpisodeTable:
             columns = files.table(table.data.find(files, file), ["episode_index", "index"])
             numbers = {name: _numbers(columns.column(name)) for name in columns.column_names}
             claimed = table.claimed_episode(row, numbers.get("episode_index"), numbers.get("index"))
-        except SourceError:
-            raise
         except (DatasetError, pa.ArrowException):
             pass  # a missing or broken file names no episode; its reader reports it
         place = int(np.searchsorted(table.ids, claimed))

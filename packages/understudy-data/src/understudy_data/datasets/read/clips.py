@@ -15,7 +15,7 @@ from pathlib import Path
 import av
 import numpy as np
 
-from understudy_base import DatasetError
+from understudy_base import DataAccessError, DatasetError
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.read.video_frames import VideoFrames
 from understudy_data.storage.byte_source import ByteSource, LocalSource
@@ -159,7 +159,7 @@ class VideoClip:
             if self._reader is None:
                 self._reader = open_video(self._source, frames=self._index.count)
             return self._reader.read(self._positions[positions])
-        except DatasetError as error:
+        except DataAccessError as error:
             if not self._name:
                 raise
             raise error.replaced(where=f"{error.where} ({self._name})") from error

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from understudy_base import DatasetError, SourceError
+from understudy_base import DatasetError
 from understudy_data.datasets.format import layouts
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.read.columns import read_numbers
@@ -49,8 +49,6 @@ def lengths_of_rows(catalog: Catalog) -> np.ndarray:
         rows = np.flatnonzero(table.data_file == file)
         try:
             counts = _whole_lengths(catalog, file, rows)
-        except SourceError:
-            raise
         except DatasetError:
             continue
         for row, count in counts.items():
@@ -124,8 +122,6 @@ def _confirmed_by_videos(catalog: Catalog, lengths: np.ndarray, changed: np.ndar
             try:
                 source = catalog.files.source(catalog.video_path(camera, row))
                 reader = open_video(source, frames=frames, pixels=catalog.features[camera].pixels)
-            except SourceError:
-                raise
             except DatasetError:
                 confirmed[of_file] = False
                 continue

@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from understudy_base import DatasetError
+from understudy_base import DataAccessError
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.features import DEFAULTS, INDEX_KEYS
 from understudy_data.storage import mapped_tables
@@ -148,7 +148,7 @@ class RowTables:
         if file not in self._keys:
             try:
                 self._keys[file] = self._key(file, self._version(file))
-            except DatasetError:
+            except DataAccessError:
                 return False  # reading the file explains it
         return mapped_tables.is_stored(folder, self._keys[file])
 
@@ -165,7 +165,7 @@ class RowTables:
         """
         try:
             version = self._version(file)
-        except DatasetError:
+        except DataAccessError:
             return None  # reading the file explains it
 
         def make() -> tuple[T, bool]:

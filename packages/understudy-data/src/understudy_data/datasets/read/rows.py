@@ -25,7 +25,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from understudy_base import DatasetError, LRUCache, MissingFileError, SourceError, plural
+from understudy_base import (
+    DataAccessError,
+    DatasetError,
+    LRUCache,
+    MissingFileError,
+    plural,
+)
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.features import DEFAULTS, INDEX_KEYS, Feature
 from understudy_data.datasets.format.pairing import (
@@ -397,8 +403,6 @@ class Rows(ProcessLocal):
             if table is not None:
                 runs = {int(catalog.episodes.ids[row]): [(0, len(table))]}
                 part = self._convert(table, np.array([row]), catalog.data_place(row), runs)
-        except SourceError:
-            raise
         except DatasetError:
             pass
         if part is None or part.bad or part.notes:
@@ -426,7 +430,7 @@ class Rows(ProcessLocal):
     def _decode(self, file: int, stop: threading.Event) -> None:
         try:
             self._load(file)
-        except DatasetError:
+        except DataAccessError:
             self._whole.add(file)  # the next sample of the file raises the error
 
     def _load(self, file: int) -> _DataFile:

@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from understudy_base import DatasetError, LRUCache, MissingFileError, SourceError
+from understudy_base import DatasetError, LRUCache, MissingFileError
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.episode_table import Videos
 from understudy_data.datasets.read.rows import ProcessLocal
@@ -288,8 +288,6 @@ class VideoFrames(ProcessLocal):
                 reader = open_video(
                     source, self.backend, feature.pixels, expected, feature.max_pixels
                 )
-            except SourceError:
-                raise
             except DatasetError:
                 files.check_not_pointer(path)
                 raise

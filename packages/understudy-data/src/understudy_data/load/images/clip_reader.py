@@ -33,7 +33,7 @@ from typing import TypeAlias
 import av
 import numpy as np
 
-from understudy_base import DatasetError
+from understudy_base import DataAccessError
 from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.order import Order
 from understudy_data.video.depth import AnyConverter
@@ -61,7 +61,7 @@ class Cursor:
         """See `VideoCursor.runs`."""
         try:
             yield from self._cursor.runs(positions, run_length)
-        except DatasetError as error:
+        except DataAccessError as error:
             raise error.replaced(where=self._where(self.key[1], self.row)) from error
 
     @property
@@ -389,7 +389,7 @@ class ClipReader:
                     images = map(self._resize, run) if resized else run
                     self._held.update(zip(range(self._decoded, self._decoded + len(run)), images))
                     self._decoded += len(run)
-            except DatasetError:
+            except DataAccessError:
                 self._cursors.give(cursor)
                 if self._decoded < until:
                     raise

@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from understudy_base import DatasetError
+from understudy_base import DataAccessError, DatasetError
 from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.read.video_frames import VideoFrames
 from understudy_data.load.images.clip_reader import Cursors, Timings, write
@@ -316,7 +316,7 @@ class DecodedImages(VideoFrames):
             missing = np.flatnonzero(absent) + begin if episode.keeps else alone
             try:
                 self._decode_into(camera, row, episode, first, missing, frame, out, timings)
-            except DatasetError:
+            except DataAccessError:
                 # perhaps only another one is unreadable
                 if not episode.read(frame, out, self._converter(camera)):
                     self._decode_into(camera, row, episode, first, alone, frame, out, timings)

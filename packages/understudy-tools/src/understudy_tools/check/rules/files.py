@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from understudy_base import DatasetError, SourceError, plural
+from understudy_base import DatasetError, plural
 from understudy_data import Catalog, FileCheck
 from understudy_tools.check.findings import (
     EDIT,
@@ -25,8 +25,6 @@ def check_files(catalog: Catalog) -> Findings:
     """Yield findings about missing and orphan files, from folder listings."""
     try:
         gaps = catalog.missing_files()
-    except SourceError:
-        raise
     except DatasetError as error:
         yield Finding(
             "files.missing", "error", error.what, Place(file=str(error.where)), fix=error.fix

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from understudy_base import ACTION, STATE, DatasetError, SourceError, plural
+from understudy_base import ACTION, STATE, DatasetError, plural
 from understudy_data import DEFAULTS, Catalog, Selection
 from understudy_tools.check.findings import EDIT, REWRITE, Finding, Place, correct, drop, list_ids
 from understudy_tools.check.row_facts import RowFacts
@@ -67,8 +67,6 @@ def _views(catalog: Catalog) -> Iterator[Finding]:
     for name in catalog.views.names():
         try:
             Selection().apply(catalog.with_view(f"#{name}"))
-        except SourceError:
-            raise
         except DatasetError as error:
             yield Finding(
                 "metadata.views",

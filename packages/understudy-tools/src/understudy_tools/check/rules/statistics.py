@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from understudy_base import DatasetError, SourceError, plural
+from understudy_base import DatasetError, plural
 from understudy_data import Catalog, RecordedStatistics
 from understudy_tools.check.column_facts import Column
 from understudy_tools.check.findings import RECOMPUTE, Finding, Findings, Place
@@ -31,8 +31,6 @@ def check_statistics(catalog: Catalog, facts: RowFacts) -> Findings:
     path = recorded.path
     try:
         stats = catalog.stats
-    except SourceError:
-        raise
     except DatasetError as error:
         yield Finding("statistics.shape", "warning", error.what, Place(file=path), fix=RECOMPUTE)
         return
@@ -254,8 +252,6 @@ def _per_episode(catalog: Catalog, facts: RowFacts, statistics: RecordedStatisti
     keys = [key for key in (ACTION, STATE) if key in facts.columns]
     try:
         recorded = statistics.of_episodes(keys)
-    except SourceError:
-        raise
     except (DatasetError, ValueError, KeyError, AttributeError) as error:
         message = f"the records of episodes cannot be read: {error}"
         yield Finding("statistics.shape", "warning", message, Place(file=path), fix=RECOMPUTE)

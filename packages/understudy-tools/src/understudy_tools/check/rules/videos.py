@@ -8,7 +8,7 @@ from contextlib import closing
 import numpy as np
 import pyarrow as pa
 
-from understudy_base import DatasetError, SourceError, plural
+from understudy_base import DatasetError, plural
 from understudy_data import Catalog, EpisodeClips, VideoFile
 from understudy_tools.check.findings import (
     EDIT,
@@ -126,8 +126,6 @@ def _tail_is_later(catalog: Catalog, camera: str, video: VideoFile, expected: in
                 last = whole.read(np.arange(max(0, expected - 1), expected))
             with closing(clips.clip(0, row, 0, count)) as clip:
                 head = clip.read(np.arange(count))
-    except SourceError:
-        raise
     except DatasetError:
         return None
     images = [np.asarray(part, np.float64) for part in (tail, head, last)]
@@ -257,8 +255,6 @@ def check_places(catalog: Catalog, opens_videos: bool) -> Findings:
         return
     try:
         columns = _recorded(catalog)
-    except SourceError:
-        raise
     except DatasetError as error:
         place = Place(file=str(error.where or EPISODES).removeprefix(f"{catalog.root}/"))
         yield Finding("metadata.unreadable", "error", error.what, place, fix=error.fix)

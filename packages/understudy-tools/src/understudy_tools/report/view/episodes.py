@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base import DatasetError, Record
+from understudy_base import DataAccessError, DatasetError, Record
 from understudy_data import DEFAULTS, Catalog, Feature, Rows
 from understudy_kit import numbers, ranges
 from understudy_tools.check.examine import check_dataset
@@ -88,7 +88,7 @@ class Columns:
         try:
             columns = self._rows.take(rows, dict.fromkeys(keys, frames))
             return {key: values[0] for key, values in columns.items()}, {}
-        except DatasetError as error:
+        except DataAccessError as error:
             first = error
         readable: dict[str, Any] = {}
         errors: dict[str, str] = {}
@@ -100,7 +100,7 @@ class Columns:
                         key, Rows(self._catalog, names, _ROW_BYTES // 8)
                     )
                 readable[key] = reader.take(rows, {key: frames})[key][0]
-            except DatasetError as error:
+            except DataAccessError as error:
                 errors[key] = str(error)
         return (readable, errors) if readable else ({}, {"": str(first)})
 

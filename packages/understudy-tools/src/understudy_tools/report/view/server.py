@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from understudy_base import DatasetError, UnderstudyError
+from understudy_base import UnderstudyError
 from understudy_tools.report.view.viewer import Resource, UnknownResource, Viewer
 
 logger = logging.getLogger("understudy.report.view.server")
@@ -81,7 +81,7 @@ class _Handler(BaseHTTPRequestHandler):
             resource = self.server.viewer.read(unquote(name), dict(parse_qsl(target.query)))
         except UnknownResource:
             return self._refuse(404, "not found")
-        except (DatasetError, UnderstudyError) as error:
+        except UnderstudyError as error:
             return self._refuse(422, str(error))
         except Exception as error:
             logger.warning("%s: %s: %s", name, type(error).__name__, error)

@@ -16,7 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from understudy_base import ACTION, ConfigError, DatasetError, Record, create_folder
+from understudy_base import (
+    ACTION,
+    ConfigError,
+    DataAccessError,
+    DatasetError,
+    Record,
+    create_folder,
+)
 from understudy_data import Catalog, Selection
 from understudy_kit import COLORS, STATIC, numbers, render_file
 from understudy_tools.report.view.episodes import BLOCK, Columns, Findings, lane, text_lanes
@@ -293,7 +300,7 @@ class Viewer:
             try:
                 layout = asdict(shown.sheets.layout(camera, row)) if described["length"] else None
                 cameras.append({"key": camera, "layout": layout, "error": ""})
-            except DatasetError as error:
+            except DataAccessError as error:
                 cameras.append({"key": camera, "layout": None, "error": str(error)})
         return described | {
             "fps": catalog.fps,

@@ -30,7 +30,7 @@ from understudy.report.run.worst_episodes import render_worst_episodes
 from understudy.report.step_profile import render_sources, render_step
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.track.metrics_file import Verdict, compare_losses
-from understudy_base import Batch, Record, Records
+from understudy_base import Batch, DataAccessError, Record, Records
 from understudy_kit import Block, Blocks, Curve, refuse_foreign, render_page
 
 if TYPE_CHECKING:
@@ -307,11 +307,10 @@ def _open_data(config: Any, record: Record) -> "RunData":
 def _first_batch(config: Any, record: Record, opened: "Callable[[], RunData]") -> Blocks:
     """Render the first samples of step 0, or the reason why they are unavailable."""
     from understudy.train.data.run_data import first_batch
-    from understudy_base import DatasetError
 
     try:
         batch, cameras = first_batch(config, order=record.get("order"), data=opened())
-    except (DatasetError, ValueError, OSError) as error:
+    except (DataAccessError, ValueError, OSError) as error:
         return [Block.card("", Block.paragraph(f"The dataset cannot be opened: {error}"))]
     samples = [_sample(batch, index, cameras) for index in range(min(SAMPLES, len(batch["task"])))]
     return [Block.paragraph(_sizes(config, batch, cameras)), Block.grid(samples, "samples")]

@@ -17,6 +17,7 @@ from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.validation.episode_sums import EpisodeSums, read_validated
 from understudy_base import (
     ACTION,
+    DataAccessError,
     DatasetError,
     Record,
     Records,
@@ -228,7 +229,7 @@ class _Cards:
             return [Block.paragraph("there are no recorded actions")]
         try:
             actions = dataset.recorded_values(ACTION, episode)
-        except DatasetError as error:
+        except DataAccessError as error:
             return [Block.paragraph(str(error))]
         recorded = np.asarray(actions, np.float64).reshape(length, -1)
         predicted = None
@@ -296,7 +297,7 @@ def _strips(dataset: "EpisodeDataset", cameras: Sequence[str], row: int, length:
             continue
         try:
             images = [_reduced(image) for image in as_rgb(recorded.read(camera, row, frames))]
-        except DatasetError as error:
+        except DataAccessError as error:
             strips.append(Block.paragraph(f"{camera}: {error}"))
             continue
         title = Block.paragraph(camera) if len(cameras) > 1 else None

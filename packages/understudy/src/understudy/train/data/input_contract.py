@@ -23,7 +23,7 @@ from understudy.policies.policy_folder import digests
 from understudy.train.data.dimension_modes import describe_modes, dimension_modes
 from understudy.train.data.run_data import RunData, dataset_fingerprint, head_members
 from understudy.train.track import metrics_file
-from understudy_base import ACTION, STATE, DatasetError, Progress, SourceError, __version__, redact
+from understudy_base import ACTION, STATE, DatasetError, Progress, __version__, redact
 from understudy_client import (
     FIGURES,
     CameraFacts,
@@ -354,8 +354,6 @@ def _look(
                 )[camera]
                 grids += [shrink(image.permute(1, 2, 0).numpy()) for image in batch]
                 bar.update(len(batch))
-    except SourceError:
-        raise  # a later start of the run measures it
     except DatasetError as error:
         logger.warning("contract: the appearance of %s stays unknown: %s", camera, error)
         return None

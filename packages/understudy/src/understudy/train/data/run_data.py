@@ -41,10 +41,11 @@ from understudy_base import (
     PROMPT_METADATA,
     STATE,
     ConfigError,
+    DataAccessError,
     DatasetError,
     Record,
-    SourceError,
     fair_threads,
+    is_wrong_input,
     parse_bytes,
     split_view,
 )
@@ -286,7 +287,7 @@ def open_data(
     data = config.data
     names = config.data.names()
     configs = config.data.mixed()
-    wrong = dict[str, DatasetError]()
+    wrong = dict[str, DataAccessError]()
     entries: Sequence[Record | None] = recorded or [None] * len(names)
     added = (recorded or ())[len(names) :]
     of = (*range(len(names)), *(entry["of"] for entry in added))
@@ -395,7 +396,7 @@ def _open_sources(
     names: Sequence[str],
     configs: Sequence[SourceConfig],
     entries: Sequence[Record | None],
-    wrong: dict[str, DatasetError],
+    wrong: dict[str, DataAccessError],
 ) -> list[Source | None]:
     """Open each source, and each dataset once; an error goes into `wrong`. entries: see
     `RecordedSources`.
@@ -430,7 +431,7 @@ def _open_sources(
 
 
 def _check_states(
-    names: Sequence[str], opened: Sequence[Source | None], wrong: dict[str, DatasetError]
+    names: Sequence[str], opened: Sequence[Source | None], wrong: dict[str, DataAccessError]
 ) -> None:
     """Add an error for each source without a state where others have one."""
     has_state = {
@@ -504,7 +505,7 @@ def _cameras(chosen: tuple[str, ...], sources: Sequence[Source]) -> tuple[str, .
 
 
 def for_each_source(
-    labels: Sequence[str], work: Callable[[int], _T], wrong: dict[str, DatasetError]
+    labels: Sequence[str], work: Callable[[int], _T], wrong: dict[str, DataAccessError]
 ) -> list[_T | None]:
     """Do `work` for each source that is not in `wrong`; an error goes into `wrong`, and None into
     the result.
@@ -515,8 +516,8 @@ def for_each_source(
         if label not in wrong:
             try:
                 outcomes[-1] = work(number)
-            except DatasetError as error:
-                if isinstance(error, SourceError) and error.transient:
+            except DataAccessError as error:
+                if not is_wrong_input(error):
                     raise  # a failed connection is not an error of the settings
                 wrong[label] = error
     return outcomes

@@ -28,7 +28,7 @@ from understudy.train.data.given_figures import (
 )
 from understudy.train.data.run_data import RunData, for_each_source, head_members
 from understudy.train.data.source_faults import join_errors
-from understudy_base import ACTION, DatasetError, Record, SourceError
+from understudy_base import ACTION, DataAccessError, DatasetError, Record
 from understudy_data import BadEpisodes, DimensionMode, NormHeads, Statistics, Workers
 
 HeadStatistics = dict[str, dict[str, Statistics]]
@@ -60,7 +60,7 @@ def compute_normalization(
         DatasetError: a value, validation episodes included, is not finite (names episode and
             dimension), or sources of one head differ in width.
     """
-    wrong: dict[str, DatasetError] = {}
+    wrong: dict[str, DataAccessError] = {}
     samples = samples or Samples(data, 0, sum(bool(source.stats) for source in data.sources))
 
     members = []
@@ -88,8 +88,6 @@ def compute_normalization(
     try:
         heads = NormHeads(with_figures, chunk, cache, validation, workers)
         return heads.normalization(mode, absolute)
-    except SourceError:
-        raise
     except DatasetError as error:
         raise _name_all(data, error) from error
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from understudy.train.data.sources import BadEpisodesError, Source
-from understudy_base import ACTION, STATE, DatasetError
+from understudy_base import ACTION, STATE, DataAccessError, DatasetError, SourceError
 from understudy_kit import SourceConfig, plain
 
 MOST_LISTED = 200
@@ -17,9 +17,12 @@ MOST_LISTED = 200
 
 
 def join_errors(
-    wrong: Mapping[str, DatasetError], count: int, sources: Mapping[str, SourceConfig] | None = None
-) -> DatasetError:
-    """Join the errors of sources, of `count` in all, into one.
+    wrong: Mapping[str, DataAccessError],
+    count: int,
+    sources: Mapping[str, SourceConfig] | None = None,
+) -> DataAccessError:
+    """Join the errors of sources, of `count` in all, into one: a SourceError where none of them is
+    of a dataset.
 
     Args:
         wrong: the error of each wrong source, by name.
@@ -31,15 +34,19 @@ def join_errors(
     if count == 1:
         return next(iter(wrong.values()))
     lines = [f"source {label}: {error}" for label, error in wrong.items()]
+    kind: type[DataAccessError] = SourceError
+    if any(isinstance(error, DatasetError) for error in wrong.values()):
+        kind = DatasetError
     if len(lines) == 1:
-        return DatasetError(lines[0])
-    head = f"{len(lines)} of {count} sources cannot be used"
-    return DatasetError(
-        "\n".join([head, *(f"  {line}" for line in [*lines, *_without(wrong, sources or {})])])
-    )
+        return kind(lines[0])
+    lines += _without(wrong, sources or {})
+    head = f"{len(wrong)} of {count} sources cannot be used"
+    return kind("\n  ".join([head, *lines]))
 
 
-def _without(wrong: Mapping[str, DatasetError], sources: Mapping[str, SourceConfig]) -> list[str]:
+def _without(
+    wrong: Mapping[str, DataAccessError], sources: Mapping[str, SourceConfig]
+) -> list[str]:
     """Lines with the settings of the sources that can be used; none where no source can."""
     kept: list[SourceConfig] = []
     changed = 0
@@ -75,7 +82,7 @@ def _given(source: SourceConfig) -> dict[str, object]:
 
 
 def check_heads(
-    names: Sequence[str], sources: Sequence[Source | None], wrong: dict[str, DatasetError]
+    names: Sequence[str], sources: Sequence[Source | None], wrong: dict[str, DataAccessError]
 ) -> None:
     """Add an error for each source whose width differs from that of an earlier source of its norm
     head.
@@ -83,7 +90,7 @@ def check_heads(
     One such source alone is left to `NormHeads.normalization`, which says the same.
     """
     first: dict[str, tuple[str, Source]] = {}
-    odd: dict[str, DatasetError] = {}
+    odd: dict[str, DataAccessError] = {}
     for name, source in zip(names, sources):
         if source is None or name in wrong:
             continue
