@@ -41,7 +41,7 @@ from support.lerobot_client import (
     raw,
     standard,
 )
-from understudy import PolicySettings
+from understudy import Past
 from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_client import MessageError, RemotePolicy
@@ -629,13 +629,10 @@ def test_settings_that_cannot_work_are_refused(folder: Path, server: PolicyServe
     assert ServeConfig(policy="p", lerobot_port=8080).problems() == []
 
 
-@pytest.mark.parametrize(
-    "config", [{"image_times": (-0.1, 0.0)}, {"state_times": (-0.1, 0.0)}, {"past_steps": 1}]
-)
-def test_a_policy_with_a_history_is_refused(config: dict[str, Any]) -> None:
+@pytest.mark.parametrize("past", [Past((-0.1, 0.0)), Past(states=(-0.1, 0.0)), Past(steps=1)])
+def test_a_policy_with_a_history_is_refused(past: Past) -> None:
     """LeRobot's client sends only some of its observations."""
-    settings = type("Remembers", (PolicySettings,), config)
-    robot = SimpleNamespace(config=settings())
+    robot = SimpleNamespace(past=past)
     with refused("lerobot_port", kind=ConfigError):
         service.LeRobotService(SimpleNamespace(robot=robot), None)  # type: ignore[arg-type]
 

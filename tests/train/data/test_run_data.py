@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from understudy.config.train import LoaderConfig, TrainConfig
-from understudy.policies.registry import PolicySettings
+from understudy.policies.settings import PolicySettings
 from understudy.testing.runs import series, tiny_config, tiny_dataset
 from understudy.train import run
 from understudy.train.data.input_contract import dataset_contract, make_contract
@@ -89,6 +89,7 @@ def test_where_refuses_conditions_that_select_nothing(
 @dataclass(frozen=True, kw_only=True)
 class Chooser(PolicySettings):
     NORMALIZE: ClassVar[Literal["mean_std", "min_max", "quantile"]] = "quantile"
+    figures_of_weights: ClassVar[str] = ""
     refuses: bool = False
 
     def choose_normalization(self, computed: Mapping[str, Any]) -> Mapping[str, Any]:

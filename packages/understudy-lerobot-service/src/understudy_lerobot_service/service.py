@@ -76,8 +76,7 @@ class LeRobotService:
     """
 
     def __init__(self, engine: Engine, token: str | None) -> None:
-        config = engine.robot.config
-        if any(config.seen_times(None)):
+        if any(engine.robot.past.times(None)):
             raise ConfigError(
                 "lerobot_port: the policy sees past observations, and LeRobot's client sends only "
                 "some of them; use us.RemotePolicy for this policy"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from understudy.policies.capabilities.past import Past
 from understudy.policies.draws import RandomSpec
 from understudy.policies.policy import Policy
 from understudy_base.testing.refusals import refused
@@ -131,8 +132,8 @@ class Sight:
     action_dim: int = 2
     image_times: tuple[float, ...] = ()
 
-    def seen_times(self, fps: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        return self.image_times, ()
+    def past(self) -> Past:
+        return Past(self.image_times)
 
 
 class Witness(Policy):

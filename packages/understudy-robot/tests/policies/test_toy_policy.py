@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from understudy.config.train import TrainConfig
+from understudy.policies.common.facts import PolicyConfig
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.inference import load_policy
 from understudy.policies.losses import Loss, masked_squared_error, valid_elements
 from understudy.policies.policy import Policy
-from understudy.policies.registry import PolicyConfig, PolicySettings, PolicyType, policy_type
+from understudy.policies.registry import PolicyType, policy_type
+from understudy.policies.settings import PolicySettings
 from understudy.report.run.page import write_report
 from understudy.report.run.tables import format_validation
 from understudy.testing.runs import series, tiny_config, tiny_dataset
@@ -100,7 +102,7 @@ class ToyPolicy(Policy):
         )
 
 
-TOY = PolicyType(ToySettings, ToyConfig, ToyPolicy)
+TOY = PolicyType(ToySettings, ToyPolicy, config=ToyConfig)
 
 # -- its use ---------------------------------------------------------------------------------------
 

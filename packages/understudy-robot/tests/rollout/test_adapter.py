@@ -11,9 +11,10 @@ import torch
 
 from understudy.config.data import DataConfig
 from understudy.config.rollout import Play
+from understudy.policies.capabilities.past import Past
 from understudy.policies.draws import RandomSpec
 from understudy.policies.policy import Policy
-from understudy.policies.registry import PolicySettings
+from understudy.policies.settings import PolicySettings
 from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_kit import SourceConfig
@@ -137,8 +138,8 @@ def test_a_policy_of_two_robots_plays_as_the_one_that_is_named() -> None:
 
 def test_a_policy_with_a_history_sees_every_step_of_its_episode() -> None:
     class Remembers(Shape):
-        image_times = (-0.3, -0.1, 0.0)
-        state_times = (-0.3, -0.1, 0.0)
+        def past(self) -> Past:
+            return Past((-0.3, -0.1, 0.0), (-0.3, -0.1, 0.0))
 
     wired = make_adapter(mixed(ARM, HAND), FROZEN, Play(source="hand"))
     policy = Watcher()

@@ -16,7 +16,7 @@ from understudy.config.rollout import Play, RolloutConfig, RolloutEvery
 from understudy.config.train import DataConfig, TrainConfig
 from understudy.policies.draws import RandomSpec
 from understudy.policies.policy import Policy
-from understudy.policies.registry import PolicySettings
+from understudy.policies.settings import PolicySettings
 from understudy.testing.runs import tiny_config
 from understudy.train import run
 from understudy.train.checkpoint.run_dir import RECORDED, RunDir

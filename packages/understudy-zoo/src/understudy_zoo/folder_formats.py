@@ -1,4 +1,5 @@
-"""A policy as a folder of another tool. `FORMATS` of a policy's settings names the tools.
+"""A policy as a folder of another tool. Entry points `TYPE.TOOL` of the group `FOLDERS` name the
+tools of a type.
 
 The description of a folder needs no weights, so a policy that the tool cannot hold is refused
 before any is read.
@@ -16,21 +17,22 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from understudy import Normalizer, policy_type
+from understudy import Normalizer
 from understudy_base import (
     ACTION,
     STATE,
     ConfigError,
     Record,
     create_folder,
-    load_entry_point,
+    find_entry_points,
     sync,
 )
 from understudy_data import Checksums
+from understudy_zoo.graph import FILES, GRAPHS
 
 FOLDERS = "understudy.folders"
-"""Group of entry points: functions (config, normalization, metadata of the robot, number of its
-norm head, dtype) -> `ForeignFolder`.
+"""Group of entry points `TYPE.TOOL`: functions (config, normalization, metadata of the robot,
+number of its norm head, dtype) -> `ForeignFolder`.
 """
 WEIGHTS = "model.safetensors"
 
@@ -115,7 +117,7 @@ def describe_folder(
     """Describe a policy in the format of another tool.
 
     Args:
-        tool: a name in `FORMATS` of the policy's settings.
+        tool: of an entry point `TYPE.TOOL`, TYPE that of the policy.
         config: a `PolicyConfig`.
         normalization: see `policies/common/normalizer.py`.
         metadata: facts about the robots.
@@ -126,9 +128,12 @@ def describe_folder(
         ConfigError: this type of policy, or this one, has no equal there; or `head` names none of
             several.
     """
-    formats = policy_type(config.type).settings.FORMATS
-    if tool not in formats:
-        graphs = ("onnx", "torch_export") if policy_type(config.type).settings.GRAPH else ()
+    points = find_entry_points(FOLDERS)
+    name = f"{config.type}.{tool}"
+    if name not in points:
+        own = f"{config.type}."
+        formats = {other.removeprefix(own) for other in points if other.startswith(own)}
+        graphs = FILES if config.type in find_entry_points(GRAPHS) else ()
         names = ", ".join(sorted({*formats, *graphs, "understudy"}))
         raise ConfigError(f"format: {tool}: a policy of type {config.type} has the formats {names}")
     heads = list(normalization.get("heads", [""]))
@@ -139,8 +144,7 @@ def describe_folder(
                 f"head: {shown}: a {tool} folder holds one robot; give one of {', '.join(heads)}"
             )
         head = heads[0]
-    describe = load_entry_point(FOLDERS, formats[tool], f"the format {tool} of type {config.type}")
-    folder: ForeignFolder = describe(
+    folder: ForeignFolder = points[name].load()(
         config,
         normalization,
         dict(metadata.get("heads", {}).get(head, {})),

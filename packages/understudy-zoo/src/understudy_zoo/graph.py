@@ -1,7 +1,7 @@
 """Policies as functions of tensors, and their files for `torch.export` and ONNX, compared with the
 policy.
 
-A type of policy that can be a graph names an entry point of `GRAPHS` in `GRAPH` of its settings.
+A type of policy that can be a graph has an entry point of its name in the group `GRAPHS`.
 """
 
 import json
@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from understudy import RobotPolicy, policy_type
-from understudy_base import PROMPT_METADATA, TASK, ConfigError, Record, load_entry_point, require
+from understudy import RobotPolicy
+from understudy_base import PROMPT_METADATA, TASK, ConfigError, Record, find_entry_points, require
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class PolicyGraph(nn.Module):
 
 
 GRAPHS = "understudy.graphs"
-"""Group of entry points: functions (policy, number of the norm head, sizes of cameras, steps) ->
-`PolicyGraph`.
+"""Group of entry points, named as the type: functions (policy, number of the norm head, sizes of
+cameras, steps) -> `PolicyGraph`.
 """
 Format = Literal["torch_export", "onnx"]
 FILES: Mapping[Format, str] = {"torch_export": "policy.pt2", "onnx": "policy.onnx"}
@@ -67,7 +67,7 @@ _OUTPUT = "action"
 
 def check_type(kind: str) -> None:
     """Raise ConfigError unless a policy of this type can be a graph."""
-    if not policy_type(kind).settings.GRAPH:
+    if kind not in find_entry_points(GRAPHS):
         raise ConfigError(f"format: a policy of type {kind} has no graph; use --format understudy")
 
 
@@ -85,10 +85,7 @@ def make_graph(
         ConfigError: a policy of this type has no graph.
     """
     check_type(robot.config.type)
-    name = policy_type(robot.config.type).settings.GRAPH
-    make: Callable[..., PolicyGraph] = load_entry_point(
-        GRAPHS, name, f"the graph {name!r} of policies"
-    )
+    make: Callable[..., PolicyGraph] = find_entry_points(GRAPHS)[robot.config.type].load()
     return make(robot.policy, robot.head, dict(cameras), steps).eval()
 
 

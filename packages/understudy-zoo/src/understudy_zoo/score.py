@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from understudy import Policy, RunDir, open_source, torch_device
+from understudy import Policy, PredictsReturns, RunDir, open_source, torch_device
 from understudy_base import HEAD, STATE, TASK, ConfigError, Progress, Record
 from understudy_data import (
     Checksums,
@@ -149,7 +149,8 @@ def open_value_function(root: Path, data: str, source: str, device: str) -> Valu
         policy = Policy.load(folder)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    if not policy.config.return_target:
+    predicts_returns = isinstance(policy.config, PredictsReturns)
+    if not predicts_returns:
         kind = policy.config.type
         raise ConfigError(
             f"{root}: its policy is of type {kind}; train a value function: --policy.type value or "

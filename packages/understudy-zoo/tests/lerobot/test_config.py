@@ -22,7 +22,9 @@ pytest.importorskip("lerobot", reason="needs LeRobot: nox -s lerobot")
 
 from understudy.policies import policy_folder
 from understudy.policies.batch import from_present
-from understudy.policies.registry import network_differences, policy_type, stored_type
+from understudy.policies.capabilities.past import Past
+from understudy.policies.registry import policy_type, stored_type
+from understudy.policies.settings import network_differences
 from understudy.testing.policies import editable
 from understudy.train.data.run_data import open_data
 from understudy.train.data.run_normalization import compute_normalization
@@ -232,17 +234,17 @@ def test_actions_from_the_present_on() -> None:
 
 
 def test_past_steps_are_times_at_a_frame_rate() -> None:
-    own = diffusion_config(n_obs_steps=3)
-    assert own.seen_times(10) == ((-0.2, -0.1, 0.0),) * 2
-    assert own.seen_times(None) == ((-2.0, -1.0, 0.0),) * 2
+    own = diffusion_config(n_obs_steps=3).past()
+    assert own.times(10) == ((-0.2, -0.1, 0.0),) * 2
+    assert own.times(None) == ((-2.0, -1.0, 0.0),) * 2
     assert (
         own.step_rate(10, 0.5),
         own.step_rate(None, None),
-        config().step_rate(None, 0.5),
+        Past.of(config()).step_rate(None, 0.5),
     ) == (10, 1.0, None)
     with refused("time", 0.5, kind=ValueError):
         own.step_rate(None, 0.5)
-    assert config().seen_times(10) == ((), ())
+    assert Past.of(config()).times(10) == ((), ())
 
 
 @pytest.mark.parametrize("make", [config, diffusion_config, partial(smolvla_config, "vlm")])

@@ -15,15 +15,16 @@ from understudy.policies.registry import BUILT_IN, ZOO, own_type_names, policy_t
 from understudy.policies.weight_files import open_weights
 from understudy.testing.runs import SHORT, trained_run
 from understudy.train.checkpoint.export import ExportConfig, export
-from understudy_base import PIP_LINES, EntryPoint, EntryPointError, MissingExtraError
+from understudy_base import PIP_LINES, ConfigError, EntryPoint, MissingExtraError
 from understudy_base.testing.refusals import refused
 from understudy_data.checksums import write_checksums
 from understudy_kit import main
 from understudy_kit.cli.main import WRONG_INPUT
+from understudy_kit.testing.packages import install
 from understudy_zoo.folder_formats import FOLDERS, describe_folder
-from understudy_zoo.graph import GRAPHS, make_graph
+from understudy_zoo.graph import make_graph
 
-ROBOT: Any = SimpleNamespace(config=SimpleNamespace(type="flow"))
+ROBOT: Any = SimpleNamespace(config=SimpleNamespace(type="mine"))
 
 
 def none(group: str) -> dict[str, EntryPoint]:
@@ -93,20 +94,34 @@ def test_weights_of_jax_name_the_pip_line_of_their_reader(alone: None, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("name", "group", "call"),
+    "call",
     [
-        (
-            "pi05-lerobot",
-            FOLDERS,
-            lambda: describe_folder("lerobot", SimpleNamespace(type="pi05"), {}, {}),
-        ),
-        ("flow", GRAPHS, lambda: make_graph(ROBOT, {}, 1)),
+        lambda: describe_folder("lerobot", SimpleNamespace(type="mine"), {}, {}),
+        lambda: make_graph(ROBOT, {}, 1),
     ],
+    ids=["folder", "graph"],
 )
-def test_what_settings_name_and_no_package_offers_is_named_by_group(
-    alone: None, name: str, group: str, call: Callable[[], object]
+def test_a_type_without_an_entry_point_names_the_formats_that_it_has(
+    call: Callable[[], object],
 ) -> None:
-    """Settings of any package may name it: a pip line of this project would help nobody."""
-    with refused(name, group, kind=EntryPointError) as raised:
+    """Any package may offer one: a pip line of this project would help nobody."""
+    with refused("mine", "understudy", kind=ConfigError) as raised:
         call()
     assert PIP_LINES["zoo"] not in str(raised.value)
+
+
+def test_formats_of_a_type_are_the_entry_points_that_begin_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"[{FOLDERS}]\nmine.boxes = toys_folders:describe\nmined.jars = toys_folders:describe\n"
+    code = "def describe(config, *_):\n    return f'boxes of {config.type}'\n"
+    install(tmp_path, "folders-1.0", text, code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    mine = SimpleNamespace(type="mine")
+    described: object = describe_folder("boxes", mine, {}, {})
+    assert described == "boxes of mine"
+    with refused("mine", "boxes", "jars", "understudy", kind=ConfigError):
+        describe_folder("jars", mine, {}, {})
+    with refused("mined", "jars", kind=ConfigError) as raised:
+        describe_folder("boxes", SimpleNamespace(type="mined"), {}, {})
+    assert str(raised.value).count("boxes") == 1

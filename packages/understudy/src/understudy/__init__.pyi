@@ -19,6 +19,9 @@ from understudy.policies.acting import Generation as Generation
 from understudy.policies.acting import Prepared as Prepared
 from understudy.policies.acting import Reaction as Reaction
 from understudy.policies.acting import react as react
+from understudy.policies.capabilities.past import Past as Past
+from understudy.policies.capabilities.returns import PredictsReturns as PredictsReturns
+from understudy.policies.common.facts import PolicyConfig as PolicyConfig
 from understudy.policies.common.flow_matching import euler as euler
 from understudy.policies.common.flow_matching import spread_times as spread_times
 from understudy.policies.common.folder_facts import FOLDER_FACTS as FOLDER_FACTS
@@ -53,10 +56,9 @@ from understudy.policies.pi05.released_keys import WeightsError as WeightsError
 from understudy.policies.pi05.released_keys import is_adaptive as is_adaptive
 from understudy.policies.policy import Policy as Policy
 from understudy.policies.policy_folder import find_policy as find_policy
-from understudy.policies.registry import PolicyConfig as PolicyConfig
-from understudy.policies.registry import PolicySettings as PolicySettings
 from understudy.policies.registry import PolicyType as PolicyType
 from understudy.policies.registry import policy_type as policy_type
+from understudy.policies.settings import PolicySettings as PolicySettings
 from understudy.policies.weight_files import TensorReader as TensorReader
 from understudy.policies.weight_files import WeightFiles as WeightFiles
 from understudy.report.run.overlay import Run as Run

@@ -11,7 +11,8 @@ import pytest
 from understudy.cli.profile import ProfileConfig
 from understudy.config.rollout import RolloutConfig
 from understudy.config.train import TrainConfig
-from understudy.policies.registry import PolicySettings, own_type_names, policy_type
+from understudy.policies.registry import own_type_names, policy_type
+from understudy.policies.settings import PolicySettings
 from understudy.testing.docs import ROOT
 from understudy.testing.setting_reads import groups, unread
 

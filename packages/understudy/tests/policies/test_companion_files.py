@@ -10,13 +10,10 @@ import pytest
 import torch
 
 from understudy.policies import policy_folder, registry
+from understudy.policies.common.facts import PolicyConfig
 from understudy.policies.policy_folder import check_unchanged, digests
-from understudy.policies.registry import (
-    PolicyConfig,
-    PolicySettings,
-    PolicyType,
-    network_differences,
-)
+from understudy.policies.registry import PolicyType
+from understudy.policies.settings import PolicySettings, network_differences
 from understudy.testing.policies import editable
 from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
@@ -37,7 +34,7 @@ class ReaderConfig(ReaderSettings, PolicyConfig):
     pass
 
 
-READER = PolicyType(ReaderSettings, ReaderConfig, "nowhere:Reader")
+READER = PolicyType(ReaderSettings, lambda config, normalization: None, config=ReaderConfig)
 
 
 @pytest.fixture

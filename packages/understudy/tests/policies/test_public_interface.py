@@ -25,7 +25,7 @@ CALLABLES: dict[str, list[tuple[str, Any]]] = {
         ("future", False),
     ],
     "PolicySettings": [("type", "flow"), ("image_size", (64, 64))],
-    "PolicyType": [("settings", NONE), ("config", NONE), ("builder", NONE)],
+    "PolicyType": [("settings", NONE), ("policy", NONE)],
     "RandomSpec": [("kind", NONE), ("shape", NONE), ("transform", None)],
     "masked_squared_error": [
         ("predicted", NONE),

@@ -89,7 +89,7 @@ def test_default_targets_leave_out_layers_without_gradient(tokenizer: Path, adap
     """The test above is the control: with `LORA_TARGETS` some adapters get no gradient."""
     made = policy(tokenizer, adaptive)
     everything = adapted(tokenizer, adaptive)[1]
-    config = LoraConfig(4).resolved(made.config.lora_targets)
+    config = LoraConfig(4).resolved(made.config.lora_targets())
     names = add_adapters(made, config, OptimConfig(), len, made.config.PARTS)
     disturb(made)
     loss_of(made).backward()
@@ -105,11 +105,11 @@ def test_default_targets_leave_out_layers_without_gradient(tokenizer: Path, adap
 
 
 def test_default_targets_of_predicted_tokens_are_all() -> None:
-    assert Pi05Settings(response_tokens=8).lora_targets == Pi05Settings.LORA_TARGETS
-    assert Pi05Settings(fast="fast").lora_targets == Pi05Settings.LORA_TARGETS
-    assert "layers.17.vlm.*_proj" not in Pi05Settings().lora_targets
+    assert Pi05Settings(response_tokens=8).lora_targets() == Pi05Settings.LORA_TARGETS
+    assert Pi05Settings(fast="fast").lora_targets() == Pi05Settings.LORA_TARGETS
+    assert "layers.17.vlm.*_proj" not in Pi05Settings().lora_targets()
     run = TrainConfig(policy=Pi05Settings(size="tiny"), lora=LoraConfig(4)).resolved()
-    assert run.lora.targets == Pi05Settings(size="tiny").lora_targets
+    assert run.lora.targets == Pi05Settings(size="tiny").lora_targets()
 
 
 @BOTH

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from understudy.config.train import DataConfig, EmaConfig, OptimConfig, ScheduleConfig, TrainConfig
-from understudy.policies.registry import PolicySettings, policy_type
+from understudy.policies.registry import policy_type
+from understudy.policies.settings import PolicySettings
 from understudy.testing import resumed
 from understudy.testing.killed import world_action_settings, write_tokenizers
 from understudy.testing.ranks import in_ranks

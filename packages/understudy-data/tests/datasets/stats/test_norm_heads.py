@@ -361,7 +361,7 @@ def test_norm_heads_a_value_that_is_not_finite_is_named(
             [-0.2, 0.0],
             True,
         ),
-        # targets of a policy with `past_actions`
+        # targets of a policy with `Past.actions`
         (ACTION, 1, {"drop_n_first_frames": 3}, [-0.1, 0.0, 0.1], False),
         (ACTION, 1, {"drop_n_first_frames": 3}, [-0.2, 0.0, 0.1], True),
     ],

@@ -140,7 +140,7 @@ def rollout(
     width = (adapter or policy.config).action_dim
     _check_settings(policy, world, width, execute, swap_text)
     adapter = adapter or EnvAdapter(names={key: key for key in world.features if key != "action"})
-    image_times, state_times = policy.config.seen_times(world.fps)
+    image_times, state_times = policy.past.times(world.fps)
     windows = adapter.windows(image_times, state_times)
     waiting = deque(range(episodes))
     finished = list[_Lane]()
@@ -362,7 +362,7 @@ def rollout_saved_policy(
     """
     try:
         policy = Policy.load(folder)
-        policy.config.check_acts(folder)
+        policy.check_acts(folder)
         frozen = {
             "policy": asdict(policy.config),
             "normalisation": policy.normalizer.arrays(),

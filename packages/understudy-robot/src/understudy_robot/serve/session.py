@@ -84,10 +84,10 @@ class Session:
     @property
     def most_past(self) -> int:
         """Past observations that a request may have; 0 for a policy that sees none."""
-        config = self.robot.config
+        past = self.robot.past
         fps = self.robot.metadata.get("fps")
-        reach = -min((times[0] for times in config.seen_times(fps) if times), default=0.0)
-        rate = config.step_rate(fps)
+        reach = -min((times[0] for times in past.times(fps) if times), default=0.0)
+        rate = past.step_rate(fps)
         if not reach:
             return 0
         return ceil(_PAST_RATE * (reach * rate + 1)) if rate else _MOST_PAST
@@ -293,7 +293,7 @@ def describe_policy(robot: RobotPolicy, name: str, reaction: Reaction) -> dict[s
         cameras |= {
             key: (*camera.size, 3) for key, camera in facts.cameras.items() if camera.size[0]
         }
-    image_times, state_times = config.seen_times(robot.metadata.get("fps"))
+    image_times, state_times = robot.past.times(robot.metadata.get("fps"))
     windows = {**dict.fromkeys(config.cameras, image_times), STATE: state_times}
     state_dim = policy.normalizer.dims[STATE][robot.head] if config.state_dim else 0
     own_reaction = reaction if facts is not None else "off"
@@ -310,7 +310,7 @@ def describe_policy(robot: RobotPolicy, name: str, reaction: Reaction) -> dict[s
         "fps": robot.metadata.get("fps"),
         "heads": list(policy.norm_heads),
         "head": policy.norm_heads[robot.head],
-        "past_steps": int(getattr(config, "past_steps", 0)),
+        "past_steps": robot.past.steps,
         "history": {key: list(times) for key, times in windows.items() if times},
         "reaction": own_reaction,
         "contract": _handshake(robot),

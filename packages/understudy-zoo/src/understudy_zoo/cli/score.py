@@ -234,7 +234,7 @@ def describe(
     outcomes = function.dataset.returns.digest if function.dataset.returns is not None else ""
     return {
         "values": causes,
-        "returns": dict(function.policy.config.return_target),
+        "returns": dict(function.policy.config.return_target()),
         "outcomes": outcomes,
         **{name: getattr(config, name) for name in ("num_steps", "positive", "interventions")},
     }

@@ -31,6 +31,11 @@ class LerobotAct(LerobotPolicy):
 
     config: LerobotActConfig
 
+    @staticmethod
+    def check_start(config: LerobotActConfig) -> None:
+        """Fetch the weights of a new run's ResNet, if it has some; see `backbone_weights`."""
+        backbone_weights(config.theirs.pretrained_backbone_weights)
+
     def __init__(self, config: LerobotActConfig, normalization: Record) -> None:
         """Build the network; arguments and errors: see `LerobotPolicy`."""
         super().__init__(config, normalization)
@@ -132,11 +137,6 @@ class LerobotAct(LerobotPolicy):
         given_noise = GivenNoise(draws[LATENT]) if trains and has_latent else nullcontext()
         with given_noise:
             yield trains
-
-
-def check_backbone(config: LerobotActConfig) -> None:
-    """Fetch the weights of a new run's ResNet, if it has some; see `backbone_weights`."""
-    backbone_weights(config.theirs.pretrained_backbone_weights)
 
 
 def backbone_weights(name: str | None) -> dict[str, Tensor]:

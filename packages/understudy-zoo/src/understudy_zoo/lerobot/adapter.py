@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from understudy import Normalizer, Policy
 from understudy_base import Batch, ConfigError, Record
+from understudy_zoo.lerobot.folder import read_folder
 from understudy_zoo.lerobot.settings import ColorSettings, LerobotConfig
 
 _EPS = 1e-8  # LeRobot adds it to deviations
@@ -24,6 +25,7 @@ class LerobotPolicy(Policy):
     """
 
     config: Any
+    read_folder = staticmethod(read_folder)
     image_mean: Tensor
     image_std: Tensor
 

@@ -1,7 +1,7 @@
 """LeRobot's Diffusion Policy as a `Policy`.
 
 LeRobot's horizon begins at the first of the observations that the policy sees, `n_obs_steps` - 1
-control steps before the present: training reads those actions too (`past_actions`), and `act`
+control steps before the present: training reads those actions too (`Past.actions`), and `act`
 returns the chunk from the present on.
 """
 
@@ -112,7 +112,7 @@ class LerobotDiffusion(LerobotPolicy):
         see `Policy.losses`.
 
         Args:
-            batch: see `Policy`; `action` is [B, horizon, A], from `past_actions` before the present
+            batch: see `Policy`; `action` is [B, horizon, A], from `past_steps` before the present
                 on.
             draws: "noise" [B, D, horizon, A], "timestep" int64 [B, D], and in training "crop" [B,
                 cameras, 2].
@@ -168,7 +168,7 @@ class LerobotDiffusion(LerobotPolicy):
                 predicted = self.diffusion.unet(x, steps_of_batch, global_cond=condition)
                 x = scheduler.step(predicted, step, x).prev_sample
                 x = self.normalizer.blank(ACTION, batch, x)
-        return self.normalizer.robot_actions(x[:, self.config.past_actions :].float(), batch)
+        return self.normalizer.robot_actions(x[:, self.config.past_steps :].float(), batch)
 
     def _with_history(self, batch: Batch) -> Record:
         """Return the batch with the present state under its key, and all states under

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from understudy import LerobotProcessor, PolicyConfig, PolicySettings, PolicyType, read_object
+from understudy import LerobotProcessor, Past, PolicyConfig, PolicySettings, PolicyType, read_object
 from understudy_base import ACTION, STATE, ConfigError, Record, optional_imports
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -60,8 +60,6 @@ Value = str | int | float | bool | None | tuple[int, ...]
 class LerobotSettings(PolicySettings):
     """Settings of a policy of LeRobot."""
 
-    FOLDER: ClassVar[str] = "understudy_zoo.lerobot.folder:read_folder"
-    FORMATS: ClassVar[Mapping[str, str]] = {"lerobot": "lerobot-lerobot"}
     THEIR_CONFIG: ClassVar[str] = ""
     """LeRobot's config class, as "module:name"."""
     FIXED: ClassVar[Record] = {"n_obs_steps": 1}
@@ -166,8 +164,12 @@ class LerobotSettings(PolicySettings):
 
     def run_defaults(self, steps: int, lora_rank: int) -> Record:
         """Return the preset of LeRobot's config class; see `PolicySettings.run_defaults`."""
-        with_chunk = self.stored_chunk() is None and not getattr(self, "weights", "")
-        return read_preset(self.THEIR_CONFIG, steps, with_chunk)
+        return read_preset(self.THEIR_CONFIG, steps, self.has_preset_chunk)
+
+    @property
+    def has_preset_chunk(self) -> bool:
+        """Whether the preset decides the length of the chunks."""
+        return True
 
     def problems(self) -> list[str]:
         """List the rules that the values break, one line each."""
@@ -194,9 +196,7 @@ class ColorSettings(LerobotSettings):
     """Deviation of the colors."""
 
     def fitted(self, sizes: Mapping[str, tuple[int, int] | None]) -> Self:
-        """Return the settings with the size of the recordings, where `image_size` asks for it; see
-        the base class.
-        """
+        """Return the settings with the size of the recordings, where `image_size` asks for it."""
         if tuple(self.image_size) != RECORDED or not sizes:
             return self
         size = next(iter(sizes.values()))
@@ -282,7 +282,6 @@ class LerobotActSettings(ColorSettings):
     THEIR_CONFIG: ClassVar[str] = "lerobot.policies.act.configuration_act:ACTConfig"
     FIXED: ClassVar[Record] = {"n_obs_steps": 1, "temporal_ensemble_coeff": None}
     RUN_ONLY: ClassVar[tuple[str, ...]] = ("compute", "config.pretrained_backbone_weights")
-    START_CHECK: ClassVar[str] = "understudy_zoo.lerobot.act:check_backbone"
 
     type: Literal["lerobot-act"] = "lerobot-act"
     """Type of the policy."""
@@ -325,7 +324,7 @@ class LerobotDiffusionSettings(ColorSettings):
     """Type of the policy."""
 
     def deviation(self, steps: int) -> str:
-        """Return the differences to LeRobot; see the base class."""
+        """Return the differences to LeRobot."""
         return (
             "LeRobot's ResNets start with the weights of ImageNet and have batch normalization; "
             "here they are fresh, with group normalization unless use_group_norm of policy.config "
@@ -334,17 +333,23 @@ class LerobotDiffusionSettings(ColorSettings):
 
     @property
     def past_steps(self) -> int:
-        """Control steps before the present that the policy sees."""
+        """Control steps before the present that the policy sees, and their actions in the
+        horizon.
+        """
         return int(self.theirs.n_obs_steps) - 1
 
+    def past(self) -> Past:
+        """Return the control steps before the present."""
+        return Past(steps=self.past_steps, actions=self.past_steps)
+
     @property
-    def past_actions(self) -> int:
-        """Actions of the horizon before the present."""
-        return self.past_steps
+    def has_preset_chunk(self) -> bool:
+        """Whether the preset decides the length of the chunks: the horizon does."""
+        return False
 
     def stored_chunk(self) -> int:
         """Return the default of `data.chunk_size`: the horizon from the present on."""
-        return int(self.theirs.horizon) - self.past_actions
+        return int(self.theirs.horizon) - self.past_steps
 
     @classmethod
     def read_stored(cls, stored: Record, colors: Record) -> dict[str, Any]:
@@ -364,7 +369,7 @@ class LerobotDiffusionConfig(LerobotDiffusionSettings, LerobotConfig):
             lines.append(
                 f"chunk: {self.chunk}: must be horizon - n_obs_steps + 1, {self.stored_chunk()}; "
                 "leave out data.chunk_size, or set horizon of policy.config to "
-                f"{self.chunk + self.past_actions}"
+                f"{self.chunk + self.past_steps}"
             )
         return lines
 
@@ -407,8 +412,6 @@ class LerobotSmolvlaSettings(LerobotSettings):
     START_FILES: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "weights": ("*.json", "model*.safetensors")
     }
-    START_CHECK: ClassVar[str] = "understudy_zoo.lerobot.settings:check_smolvla_start"
-    RESIZE: ClassVar[str] = "understudy_zoo.lerobot.smolvla:resize_image"
     TORCH_ATTENTION: ClassVar[bool] = False
     RESIZED: ClassVar[str] = "aspect ratio kept, black on the left and on top"
 
@@ -455,6 +458,17 @@ class LerobotSmolvlaSettings(LerobotSettings):
     def stored_chunk(self) -> int | None:
         """Return the actions per chunk of `weights`; None: there are none."""
         return self.stored_values()[1]
+
+    @property
+    def has_preset_chunk(self) -> bool:
+        """Whether the preset decides the length of the chunks: `weights` do, where there are
+        some.
+        """
+        return not self.weights
+
+    def resize(self) -> Any:
+        """Return the function that writes an image below and right of black bars."""
+        return LEROBOT_SMOLVLA.load().resize_image
 
     def stored_values(self) -> tuple[dict[str, Any], int | None]:
         """Return all fields of the network of the folder `weights`, and its chunk; ({}, None):
@@ -664,13 +678,15 @@ def _parsed(value: Any) -> Any:
 
 
 LEROBOT_ACT = PolicyType(
-    LerobotActSettings, LerobotActConfig, "understudy_zoo.lerobot.act:LerobotAct"
+    LerobotActSettings, "understudy_zoo.lerobot.act:LerobotAct", config=LerobotActConfig
 )
 LEROBOT_DIFFUSION = PolicyType(
     LerobotDiffusionSettings,
-    LerobotDiffusionConfig,
     "understudy_zoo.lerobot.diffusion:LerobotDiffusion",
+    config=LerobotDiffusionConfig,
 )
 LEROBOT_SMOLVLA = PolicyType(
-    LerobotSmolvlaSettings, LerobotSmolvlaConfig, "understudy_zoo.lerobot.smolvla:LerobotSmolvla"
+    LerobotSmolvlaSettings,
+    "understudy_zoo.lerobot.smolvla:LerobotSmolvla",
+    config=LerobotSmolvlaConfig,
 )

@@ -27,7 +27,7 @@ from understudy import (
 )
 from understudy_base import ACTION, Batch, ConfigError, Record, optional_imports
 from understudy_zoo.lerobot.adapter import LerobotPolicy, build_errors
-from understudy_zoo.lerobot.settings import LerobotSmolvlaConfig
+from understudy_zoo.lerobot.settings import LerobotSmolvlaConfig, check_smolvla_start
 
 TOKENS = "language_tokens"
 TOKENS_MASK = "language_tokens_mask"
@@ -43,6 +43,21 @@ LEAST_TIME = 0.001
 _TOKENIZING = threading.Lock()  # a tokenizer keeps the padding of its last call
 
 
+def resize_image(image: np.ndarray, out: np.ndarray) -> None:
+    """Resize an image uint8 [3, H, W] into `out` uint8 [3, height, width], padded left and on top
+    with black.
+    """
+    height, width = out.shape[-2:]
+    ratio = max(image.shape[-1] / width, image.shape[-2] / height)
+    size = (int(image.shape[-2] / ratio), int(image.shape[-1] / ratio))
+    pixels = torch.from_numpy(np.ascontiguousarray(image))[None].float()
+    small = F.interpolate(pixels, size=size, mode="bilinear", align_corners=False)[0]
+    out[:] = 0
+    out[:, height - size[0] :, width - size[1] :] = (
+        small.round().clamp(0, 255).to(torch.uint8).numpy()
+    )
+
+
 class LerobotSmolvla(LerobotPolicy):
     """LeRobot's SmolVLA. `LerobotSmolvla(config, normalization)` has fresh weights from torch's
     generator.
@@ -53,6 +68,8 @@ class LerobotSmolvla(LerobotPolicy):
 
     tied_weights: ClassVar[Mapping[str, str]] = {HEAD: EMBEDDING}
     config: LerobotSmolvlaConfig
+    check_start = staticmethod(check_smolvla_start)
+    resize_image = staticmethod(resize_image)
 
     def __init__(self, config: LerobotSmolvlaConfig, normalization: Record) -> None:
         """Build the network; arguments and errors: see `LerobotPolicy`.
@@ -231,18 +248,3 @@ class LerobotSmolvla(LerobotPolicy):
                 return_tensors="pt",
                 **most,
             )
-
-
-def resize_image(image: np.ndarray, out: np.ndarray) -> None:
-    """Resize an image uint8 [3, H, W] into `out` uint8 [3, height, width], padded left and on top
-    with black.
-    """
-    height, width = out.shape[-2:]
-    ratio = max(image.shape[-1] / width, image.shape[-2] / height)
-    size = (int(image.shape[-2] / ratio), int(image.shape[-1] / ratio))
-    pixels = torch.from_numpy(np.ascontiguousarray(image))[None].float()
-    small = F.interpolate(pixels, size=size, mode="bilinear", align_corners=False)[0]
-    out[:] = 0
-    out[:, height - size[0] :, width - size[1] :] = (
-        small.round().clamp(0, 255).to(torch.uint8).numpy()
-    )

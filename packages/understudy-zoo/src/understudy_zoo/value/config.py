@@ -19,8 +19,6 @@ class ReturnSettings:
     encoder.
     """
 
-    ACTS: ClassVar[bool] = False
-
     bins: int = 101
     """Bins of the return, evenly spaced from the lowest to the highest."""
     smoothing: float = 0.75
@@ -49,9 +47,8 @@ class ReturnSettings:
         """Lowest and highest return."""
         return {SUCCESS: (0.0, 1.0), TIME: (-self.horizon, 0.0)}.get(self.returns, self.value_range)
 
-    @property
     def return_target(self) -> Record:
-        """Fields of `ReturnTarget`."""
+        """Return the fields of `ReturnTarget`."""
         low, high = self.bounds
         marks = {"success": self.success, "truncated": self.truncated}
         return {
@@ -145,17 +142,14 @@ class Pi05ValueSettings(ReturnSettings, Pi05Settings):
     expert.
     """
 
-    FOLDER: ClassVar[str] = ""
-    FORMATS: ClassVar[Mapping[str, str]] = {}
     PARTS: ClassVar[Mapping[str, str]] = {"value_head.*": "value_head", **Pi05Settings.PARTS}
     LORA_TARGETS: ClassVar[tuple[str, ...]] = ("layers.*_proj", "value_head.*")
 
     type: Literal["value_pi05"] = "value_pi05"  # type: ignore[assignment]  # another constant
     """Type of the policy."""
 
-    @property
     def lora_targets(self) -> tuple[str, ...]:
-        """Default of `lora.targets`: the head reads every layer of the language tower."""
+        """Return all of `LORA_TARGETS`: the head reads every layer of the language tower."""
         return self.LORA_TARGETS
 
     def problems(self) -> list[str]:
@@ -179,7 +173,7 @@ class Pi05ValueConfig(Pi05ValueSettings, Pi05PolicyConfig):
             raise ValueError(problems[0])
 
 
-VALUE = PolicyType(ValueSettings, ValueConfig, "understudy_zoo.value.model:ValuePolicy")
+VALUE = PolicyType(ValueSettings, "understudy_zoo.value.model:ValuePolicy", config=ValueConfig)
 VALUE_PI05 = PolicyType(
-    Pi05ValueSettings, Pi05ValueConfig, "understudy_zoo.value.model:Pi05ValuePolicy"
+    Pi05ValueSettings, "understudy_zoo.value.model:Pi05ValuePolicy", config=Pi05ValueConfig
 )

@@ -7,7 +7,7 @@ for Scalable Deep RL", equations 3.2 and 3.3.
 """
 
 from collections.abc import Collection
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -166,6 +166,10 @@ class Pi05ValuePolicy(ReturnPolicy, Pi05Policy):
 
     has_expert = False
     config: Pi05ValueConfig
+
+    @staticmethod
+    def read_folder(*_: Any) -> None:
+        """Return None: no other tool writes such folders."""
 
     def __init__(self, config: Pi05ValueConfig, normalization: Record) -> None:
         """Build the network; see `Pi05Policy`."""

@@ -2,7 +2,6 @@
 predicts. No torch.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -18,8 +17,6 @@ class WorldActionSettings(Pi05Settings):
     the future.
     """
 
-    FOLDER: ClassVar[str] = ""
-    FORMATS: ClassVar[Mapping[str, str]] = {}
     ALWAYS: ClassVar[tuple[str, ...]] = (LossTerm.FLOW,)
     # Those of pi0.5, and the layers of the future, which released weights lack.
     LORA_TARGETS: ClassVar[tuple[str, ...]] = ("layers.*_proj", "[asf]*_proj*", "*time_mlp_*")
@@ -99,5 +96,7 @@ class WorldActionConfig(WorldActionSettings, Pi05PolicyConfig):
 
 
 WORLD_ACTION = PolicyType(
-    WorldActionSettings, WorldActionConfig, "understudy_zoo.world_action.policy:WorldActionPolicy"
+    WorldActionSettings,
+    "understudy_zoo.world_action.policy:WorldActionPolicy",
+    config=WorldActionConfig,
 )

@@ -8,7 +8,7 @@ and the future costs the policy no sample.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +66,10 @@ class WorldActionPolicy(Pi05Policy):
 
     forward_methods: ClassVar[tuple[str, ...]] = ("losses", "act", "imagine")
     config: WorldActionConfig
+
+    @staticmethod
+    def read_folder(*_: Any) -> None:
+        """Return None: no other tool writes such folders."""
 
     def __init__(self, config: WorldActionConfig, normalization: Record) -> None:
         """Build the network; see `Pi05Policy`."""

@@ -11,7 +11,7 @@ pytest.importorskip("sentencepiece", reason="needs the extra pi05")
 
 from understudy.policies import policy_folder
 from understudy.policies.pi05.config import Pi0PolicyConfig, Pi05PolicyConfig, Pi05Settings, Sizes
-from understudy.policies.registry import check_start
+from understudy.policies.settings import check_start
 from understudy.testing.pi05_policy import NORMALISATION, policy
 from understudy.testing.runs import tiny_config, tiny_dataset
 from understudy.testing.sentences import write_model

@@ -22,7 +22,7 @@ from understudy.policies.inference import RobotPolicy, load_policy
 from understudy.policies.pi05.config import Pi05PolicyConfig, Pi05Settings, Sizes
 from understudy.policies.pi05.policy import Pi05Policy
 from understudy.policies.pi05.released_keys import EXPERT_HEAD, HEAD, own_name
-from understudy.policies.registry import check_start
+from understudy.policies.settings import check_start
 from understudy.policies.weight_files import FILE, INDEX
 from understudy.testing.pi05 import SMALL
 from understudy.testing.pi05_policy import CAMERAS, NORMALISATION, policy

@@ -14,7 +14,18 @@ from understudy.config.hints import TRAINER_NAMES
 from understudy.config.intervals import Count, Factor, Period, Processes, Samples, Share, Steps
 from understudy.config.lora import LoraConfig
 from understudy.config.rollout import RolloutEvery
-from understudy.policies.registry import PolicySettings, policy_type
+from understudy.policies.capabilities.future import images_ahead
+from understudy.policies.capabilities.past import Past
+from understudy.policies.capabilities.returns import predicts_actions
+from understudy.policies.capabilities.start import (
+    ChoosesAdapters,
+    StartsFromWeights,
+    stored_chunk,
+    weights_of,
+)
+from understudy.policies.capabilities.texts import learns_responses
+from understudy.policies.registry import policy_type
+from understudy.policies.settings import PolicySettings
 from understudy_base import Record, parse_bytes
 from understudy_kit import (
     DatasetConfig,
@@ -379,13 +390,18 @@ class TrainConfig:
             replace(source, name=name) for source, name in zip(self.data.sources, self.data.names())
         )
         config = self.with_policy_defaults()
-        policy = config.policy.started()
+        policy = config.policy
+        if isinstance(policy, StartsFromWeights):
+            policy = policy.started()
+        targets = policy.LORA_TARGETS
+        if isinstance(policy, ChoosesAdapters):
+            targets = policy.lora_targets()
         schedule = self.schedule
         return replace(
             config,
             policy=policy,
             data=replace(config.data, sources=sources),
-            lora=self.lora.resolved(policy.lora_targets),
+            lora=self.lora.resolved(targets),
             schedule=replace(schedule, warmup_steps=schedule.warmup(self.steps)),
         )
 
@@ -399,8 +415,8 @@ class TrainConfig:
         chunk_size = self.data.chunk_size
         if not chunk_size:
             chunk_size = 1
-            if self.policy.ACTS:
-                chunk_size = self.policy.stored_chunk() or self.data.actions_per_chunk
+            if predicts_actions(self.policy):
+                chunk_size = stored_chunk(self.policy) or self.data.actions_per_chunk
         data = replace(self.data, normalize=normalize, chunk_size=chunk_size)
         return replace(self, data=data, policy=self.policy.resolved())
 
@@ -502,9 +518,10 @@ class TrainConfig:
             errors.append(f"loader.{error}")
         errors += [f"data.{line}" for line in self.data.problems()]
         # otherwise the weights decide the chunk
-        if self.data.chunk_size or not getattr(self.policy, "weights", ""):
+        if self.data.chunk_size or not weights_of(self.policy):
             errors += self.rollout_problems()
-        if self.rollout.every and not (self.policy.ACTS and self.mode_weights()["policy"]):
+        acts = predicts_actions(self.policy) and self.mode_weights()["policy"]
+        if self.rollout.every and not acts:
             run = f"mode {self.mode} of policy.type {self.policy.type}"
             errors.append(
                 f"rollout.every: {self.rollout.every}: {run} trains no policy to act; set it to 0"
@@ -512,16 +529,16 @@ class TrainConfig:
         if not any(self.mode_weights().values()):
             errors.append(f"mode: {self.mode}: no mode has a weight, so nothing would be trained")
         errors += [f"policy.{line}" for line in self.policy.problems()]
-        if self.init_from and (released := getattr(self.policy, "weights", "")):
+        if self.init_from and (released := weights_of(self.policy)):
             errors.append(
                 f"init_from: {self.init_from}: policy.weights {released} is another start: leave "
                 "out one of both"
             )
         named = [source.response for source in self.data.mixed() if source.response]
-        if named and not self.policy.learns_responses:
+        if named and not learns_responses(self.policy):
             fix = "set policy.response_tokens of a policy that has it"
             errors.append(f"data.response: {named[0]}: this policy learns no responses; {fix}")
-        if self.policy.learns_responses and not named and not self.data.response:
+        if learns_responses(self.policy) and not named and not self.data.response:
             errors.append(
                 "data.response: required: the policy learns responses (policy.response_tokens)"
             )
@@ -573,9 +590,10 @@ class TrainConfig:
         """Return a line for each key that would have windows of the past and of the future."""
         if not self.learns_dynamics():
             return []
-        both = {"states": self.policy.state_times}
-        if self.policy.images_ahead(self.data.actions_per_chunk):
-            both["images"] = self.policy.image_times
+        past = Past.of(self.policy)
+        both = {"states": past.states}
+        if images_ahead(self.policy, self.data.actions_per_chunk):
+            both["images"] = past.images
         return [
             f"mode: {self.mode}: trains {name} that follow, and policy.history gives the policy "
             f"past {name}: a batch has one window of a key, so leave out one of both"

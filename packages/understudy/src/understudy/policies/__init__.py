@@ -4,13 +4,16 @@ The names that a policy of your own needs are public here, `from understudy.poli
 those of `__init__.pyi`, in docs/api.md. A release that changes one incompatibly raises the major
 version; before 1.0 the minor.
 
-registry             types of policies by name, their settings and configs
+settings             `PolicySettings`, what a run writes of every policy
+capabilities         what only some policies have, a Protocol each
+registry             types of policies by name
 own_code             types in a Python file: imported only where this user named them by hand
 policy               `Policy`, the base class of all of them
 draws                random numbers of a policy, keyed by position
 losses               per-sample losses, and predicted consequences of actions
 batch                checks of the batch, and its past frames and states
-common               layers, normalization, flow matching, encoders and towers
+common               facts of a run (`PolicyConfig`), layers, normalization, flow matching,
+                     encoders and towers
 flow                 the small flow-matching policy
 pi05                 pi0.5 and pi0
 inference            `load_policy`: a saved policy that acts on observations

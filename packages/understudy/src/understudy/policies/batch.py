@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from understudy.policies.capabilities.past import Past
 from understudy_base import ACTION, PROMPT_METADATA, SOURCE, STATE, TASK, Batch
 from understudy_data import PromptMetadata
 
@@ -59,8 +60,9 @@ def from_present(batch: Batch, config: Any) -> dict[str, Any]:
 
     Future states and images that a task mode gives remain: `act` in such a mode may read them.
     """
-    keys = [key for key in (ACTION, f"{ACTION}_is_pad") if key in batch and config.past_actions]
-    present = {**batch, **{key: batch[key][:, config.past_actions :] for key in keys}}
+    past = Past.of(config).actions
+    keys = [key for key in (ACTION, f"{ACTION}_is_pad") if key in batch and past]
+    present = {**batch, **{key: batch[key][:, past:] for key in keys}}
     windows = () if config.future else config.windows(config.chunk, config.cameras)
     for key in windows:
         dims_of_window = 3 if key == STATE else 5

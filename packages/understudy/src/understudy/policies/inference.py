@@ -30,6 +30,8 @@ from understudy.policies.acting import (
     respond,
     to_network,
 )
+from understudy.policies.capabilities.past import Past
+from understudy.policies.capabilities.returns import check_acts
 from understudy.policies.draws import Draws, generate_draws, make_draws
 from understudy.policies.graphs import (
     GRAPH_MEMORY,
@@ -119,7 +121,7 @@ def load_policy(
     if compute is not None:
         saved = saved._replace(config=replace(saved.config, compute=compute))
     facts = Contract.read_folder(folder) if (contract, action_bounds) != ("off", "off") else None
-    saved.config.check_acts(folder)
+    check_acts(saved.config, folder)
     policy = build_saved(saved, folder, narrow=True).to(device).eval()
     robot = RobotPolicy(
         policy, saved.metadata, head, contract=facts, reaction=contract, action_bounds=action_bounds
@@ -210,6 +212,11 @@ class RobotPolicy:
     def config(self) -> Any:
         """Config of the policy (`PolicyConfig` with the settings of its type)."""
         return self.policy.config
+
+    @property
+    def past(self) -> Past:
+        """Past that the policy sees."""
+        return self.policy.past
 
     @property
     def action_dim(self) -> int:
@@ -652,7 +659,7 @@ class RobotPolicy:
 
     def _windows(self) -> dict[str, tuple[float, ...]]:
         """Times of each key of which the policy sees the past."""
-        image_times, state_times = self.config.seen_times(self.metadata.get("fps"))
+        image_times, state_times = self.past.times(self.metadata.get("fps"))
         times = {}
         if image_times:
             times = dict.fromkeys(self.policy.config.cameras, image_times)
@@ -672,7 +679,7 @@ class RobotPolicy:
         windows = {
             key: times for key, times in self._windows().items() if f"{key}_is_missing" not in batch
         }
-        fps = self.config.step_rate(self.metadata.get("fps"), time)
+        fps = self.past.step_rate(self.metadata.get("fps"), time)
         copies = [history.copy() for history in self._histories]
         copies = copies or [ObservationHistory(windows, fps) for _ in range(rows)]
         if len(copies) != rows:

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from understudy.policies import batch as batches
 from understudy.policies import policy_folder
+from understudy.policies.capabilities.past import Past
+from understudy.policies.capabilities.returns import check_acts
 from understudy.policies.common.layers import Linear
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.common.settings import TaskMode
@@ -109,6 +111,15 @@ class Policy(nn.Module):
         """
         states = (STATE,) if self.config.state_dim else ()
         return (*self.config.cameras, *states, TASK)
+
+    @property
+    def past(self) -> Past:
+        """Past that the policy sees."""
+        return Past.of(self.config)
+
+    def check_acts(self, folder: object) -> None:
+        """Raise ValueError where the policy, which a folder holds, predicts no actions."""
+        check_acts(self.config, folder)
 
     @property
     def norm_heads(self) -> tuple[str, ...]:
@@ -345,7 +356,7 @@ class Policy(nn.Module):
 
     def values(self, batch: Batch) -> Tensor:
         """Predict the return of each sample, float32 [B]; optional
-        (`PolicySettings.return_target`).
+        (`PredictsReturns`).
 
         Raises:
             ValueError: a missing key or a wrong shape, by name.

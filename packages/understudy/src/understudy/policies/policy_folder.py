@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import NoneType, UnionType
@@ -29,10 +29,12 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from understudy.policies.capabilities.files import Files, files_of
+from understudy.policies.capabilities.folders import ReadsFolders, stored_name
 from understudy.policies.model_card import make_card
 from understudy.policies.own_code.copies import is_copy
 from understudy.policies.own_code.types import write_code
-from understudy.policies.registry import folder_readers, policy_type, stored_type
+from understudy.policies.registry import own_type_names, policy_type, stored_type
 from understudy.policies.weight_files import TensorReader, WeightFiles, open_tree
 from understudy_base import (
     ACTION,
@@ -101,7 +103,7 @@ def save(
         (fresh / NORMALIZATION).write_text(json.dumps(normalization, indent=2) + "\n")
         # safetensors wants plain contiguous CPU tensors; a float32 weight keeps its bits.
         plain = {
-            config.stored_name(name): weight.detach().cpu().contiguous()
+            stored_name(config, name): weight.detach().cpu().contiguous()
             for name, weight in weights.items()
         }
         try:
@@ -173,7 +175,7 @@ def check_replaceable(directory: str | Path, kind: str) -> None:
     entries = sorted(target.iterdir())
     if not entries:
         return
-    files = policy_type(kind).settings.FILES
+    files = files_of(policy_type(kind).settings)
     for entry in entries:
         is_ours = entry.name in (
             CONFIG,
@@ -228,7 +230,7 @@ def of_run(folder: Path) -> Path:
 
 def load(directory: str | Path, normalization: Record | None = None, asset: str = "") -> Saved:
     """Read a saved policy of any registered type, or a folder of another tool that a type can read
-    (`FOLDER`).
+    (`ReadsFolders`).
 
     Each file that has a checksum is read whole once, to compare it.
 
@@ -259,7 +261,7 @@ def load(directory: str | Path, normalization: Record | None = None, asset: str 
         )
     kind = stored_type(stored) if "type" in stored else None
     try:
-        readers = folder_readers(kind)
+        readers = _folder_readers(kind)
     except ValueError as error:
         raise ValueError(f"{source / CONFIG}: {error}") from error
     files = _open_tensors(source)
@@ -277,6 +279,19 @@ def load(directory: str | Path, normalization: Record | None = None, asset: str 
         raise ValueError(f"{source / CONFIG}: {error}") from error
     assert normalization is not None
     return Saved(config, dict(normalization), files, dict(metadata))
+
+
+def _folder_readers(kind: str | None) -> list[Callable[..., Any]]:
+    """Return the function `read_folder` of a type, or with None those of all types of this project
+    that are installed.
+
+    Raises:
+        ValueError: there is no such type.
+    """
+    names = own_type_names() if kind is None else [kind]
+    policies = [policy_type(name).load() for name in names]
+    readers = [policy.read_folder for policy in policies if isinstance(policy, ReadsFolders)]
+    return list(dict.fromkeys(readers))
 
 
 def _open_tensors(source: Path) -> TensorReader:
@@ -419,7 +434,7 @@ def located(config: Any, folder: Path) -> Any:
             )
     unnamed = {
         field: str(folder / names[0])
-        for field, names in config.FILES.items()
+        for field, names in files_of(config).items()
         if len(names) == 1 and Path(names[0]).stem == field and (folder / names[0]).is_file()
     }
     return replace(
@@ -459,7 +474,7 @@ def check_unchanged(config: Any, recorded: Mapping[str, str]) -> None:
             )
 
 
-def is_policy_file(files: Mapping[str, tuple[str, ...]], entry: Path) -> bool:
+def is_policy_file(files: Files, entry: Path) -> bool:
     """Return whether an entry of a policy's folder is a copy of one of its `FILES`."""
     if entry.is_symlink():
         return False
@@ -474,10 +489,10 @@ def is_policy_file(files: Mapping[str, tuple[str, ...]], entry: Path) -> bool:
 
 def _named(config: Any) -> Iterator[tuple[str, Path]]:
     """Yield each field that names a file or folder, with its path."""
-    for field in config.FILES:
+    for field in files_of(config):
         if path := getattr(config, field):
             yield field, Path(path)
 
 
 def _needed(config: Any, field: str, path: Path) -> list[Path]:
-    return [path / name for name in config.FILES[field]] if path.is_dir() else [path]
+    return [path / name for name in files_of(config)[field]] if path.is_dir() else [path]

@@ -35,7 +35,8 @@ import torch.distributed.fsdp
 import torch.distributed.tensor
 
 from understudy.config.train import ParallelConfig, TrainConfig
-from understudy.policies.registry import PolicySettings, policy_type
+from understudy.policies.registry import policy_type
+from understudy.policies.settings import PolicySettings
 from understudy.testing.checkpoint_ranks import digest
 from understudy.testing.ranks import reserved
 from understudy.testing.resumed import consumed, watched

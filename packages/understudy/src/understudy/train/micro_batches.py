@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from understudy.distributed.mesh import Mesh, num_micro_batches
+from understudy.policies.capabilities.past import Past
 from understudy.policies.draws import Draws
 from understudy.policies.policy import Policy
 from understudy_base import ACTION, STATE, TASK, Batch, ConfigError
@@ -253,7 +254,7 @@ def largest_tokens(policy: Policy, config: "TrainConfig", data: "RunData") -> Se
     rows = len(data.sources)
     network = policy.config
     windows = config.policy.windows(config.data.actions_per_chunk, data.cameras)
-    steps = config.policy.state_times or windows.get(STATE, ())
+    steps = Past.of(config.policy).states or windows.get(STATE, ())
     times = (len(steps),) if steps else ()
     batch: dict[str, Any] = {
         ACTION: torch.zeros(rows, config.data.actions_per_chunk, network.action_dim),

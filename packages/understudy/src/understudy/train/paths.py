@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 from understudy.config.data import DataConfig
 from understudy.config.train import TrainConfig
 from understudy.policies import policy_folder
+from understudy.policies.capabilities.files import files_of
+from understudy.policies.capabilities.start import StartsFromWeights
 from understudy_base import ConfigError, absolute_path, split_view
 from understudy_data import HubRepo
 from understudy_kit import SourceConfig
@@ -117,9 +119,11 @@ def with_local_files(config: TrainConfig) -> TrainConfig:
     """
     policy = config.policy
     paths = dict[str, Any]()
-    for field, patterns in {**policy.FILES, **policy.START_FILES}.items():
+    files = files_of(policy)
+    start_files = policy.START_FILES if isinstance(policy, StartsFromWeights) else {}
+    for field, patterns in {**files, **start_files}.items():
         if repository := HubRepo.of_model(str(getattr(policy, field))):
-            required = field in policy.FILES
+            required = field in files
             paths[field] = str(repository.fetch_files(patterns, f"policy.{field}", required))
     if HubRepo.of_model(config.init_from):
         config = replace(config, init_from=str(policy_folder.find_policy(config.init_from)))

@@ -20,6 +20,7 @@ import torch
 from understudy.compile import is_compile_error
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed.mesh import Mesh, RankError, join_mesh
+from understudy.policies.capabilities.images import fit_images
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.checkpoint import Saver
 from understudy.train.checkpoint.export import find_checkpoint
@@ -103,7 +104,7 @@ def train(config: TrainConfig) -> int:
         mesh.first(lambda: check_trackers(config.log.trackers))
         data = _open_new_data(config, mesh)
         with mesh.together():
-            fitted = replace(config, policy=config.policy.fitted(data.image_sizes))
+            fitted = replace(config, policy=fit_images(config.policy, data.image_sizes))
             validation = open_validation(fitted, data)
         collection.keep_data()
         mesh.first(

@@ -15,6 +15,9 @@ from understudy.config.train import TrainConfig
 from understudy.optim.lora import A, B, adapted_layers
 from understudy.optim.param_groups import part_of
 from understudy.optim.state import local
+from understudy.policies.capabilities.future import ImaginesImages, images_ahead
+from understudy.policies.capabilities.images import fit_images, way_of_resizing
+from understudy.policies.capabilities.start import Deviates
 from understudy.policies.common.settings import LossTerm, TaskMode
 from understudy.policies.policy import Policy
 from understudy.train.data.run_data import RunData
@@ -62,14 +65,15 @@ def startup_summary(
     ]
     for source in data.sources:
         lines += [f"{source.name}: {note}" for note in source.notes]
-    ahead = config.policy.images_ahead(config.data.actions_per_chunk)
+    ahead = images_ahead(config.policy, config.data.actions_per_chunk)
+    always = config.policy.ALWAYS if isinstance(config.policy, ImaginesImages) else ()
     shares = config.mode_weights()
     trained: dict[str, Collection[str]] = {}
     for mode in shares:
         trained[mode] = policy.trained_terms(mode) if policy else TaskMode.TRAINS[mode]
     terms = tuple(LOSS_NAMES) if policy is None else policy.loss_terms
     lines += describe_modes(
-        config.mode, shares, bool(ahead and data.cameras), config.policy.ALWAYS, terms, trained
+        config.mode, shares, bool(ahead and data.cameras), always, terms, trained
     )
     lines += describe_images(config, data)
     for camera in data.cameras:
@@ -184,8 +188,8 @@ def describe_images(config: TrainConfig, data: RunData) -> list[str]:
 
     Sources that record another size have a separate line.
     """
-    seen = _size(config.policy.fitted(data.image_sizes).network_size)
-    resized = config.policy.RESIZED
+    seen = _size(fit_images(config.policy, data.image_sizes).network_size)
+    resized = way_of_resizing(config.policy)
     lines = []
     for camera in data.cameras:
         recorded = dict[tuple[int, int] | None, list[str]]()
@@ -214,7 +218,8 @@ def describe_defaults(config: TrainConfig) -> list[str]:
         if present.get(path) != value
     ]
     lines = [f"from policy {name}: {', '.join(taken)}"] if taken else []
-    if deviation := config.policy.deviation(config.steps):
+    deviation = config.policy.deviation(config.steps) if isinstance(config.policy, Deviates) else ""
+    if deviation:
         lines.append(f"{name}: {deviation}")
     if others:
         lines.append(f"not from policy {name}: {', '.join(others)}")

@@ -14,10 +14,10 @@ from understudy.policies.own_code.sources import read_sources
 from understudy.policies.registry import PolicyType, policy_type
 
 MAKE = """
-from understudy.policies import PolicyConfig, PolicySettings, PolicyType
+from understudy.policies import PolicySettings, PolicyType
 
 def made(value):
-    MINE = PolicyType(PolicySettings, PolicyConfig, lambda config, normalization: value)
+    MINE = PolicyType(PolicySettings, lambda config, normalization: value)
     return MINE
 """
 

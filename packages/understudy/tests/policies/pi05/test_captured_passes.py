@@ -155,7 +155,7 @@ def test_times_of_frames_need_no_copy_from_the_host(tokenizer: Path) -> None:
     batch = network.preprocess(dict(ready.batch))
     bucket = network.graph_bucket(batch)._replace(tokens=80)
     inputs = network.graph_inputs(batch, ready.draws["noise"], bucket)
-    times = network.config.image_times
+    times = network.past.images
     assert torch.equal(inputs["encoding"][0], time_encoding(times, network.sizes.vision.width))
     assert inputs["frames"].shape == (1, len(CAMERAS), len(times))
 

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -113,7 +113,7 @@ def test_past_frames_reach_the_loss_of_samples_that_have_them(tokenizer: Path) -
 
 def test_ages_in_any_order_are_one_history(tokenizer: Path) -> None:
     nets = [made(tokenizer, history=ages) for ages in (AGES, AGES[::-1])]
-    assert nets[0].config.image_times == nets[1].config.image_times == (-0.5, -0.2, 0.0)
+    assert nets[0].past.images == nets[1].past.images == (-0.5, -0.2, 0.0)
     assert torch.equal(*(sums(net, with_past(batch())) for net in nets))
 
 
@@ -228,7 +228,7 @@ def test_robot_sees_the_past_of_training_to_the_bit(
     `act`.
     """
     net = made(tokenizer, history=(0.2, 0.5), state_history=True).eval()
-    times = list(net.config.image_times)
+    times = list(net.past.images)
     recorded = EpisodeDataset(episodes, delta_timestamps=dict.fromkeys((*CAMERAS, STATE), times))
     plain = EpisodeDataset(episodes)
     robot = robot_of(net)
@@ -437,6 +437,8 @@ def test_plan_counts_the_past(files: Path, tmp_path: Path) -> None:
 @dataclass(frozen=True, kw_only=True)
 class Foresight(Pi05Settings):
     """Settings of a policy that also predicts the image behind a chunk."""
+
+    ALWAYS: ClassVar[tuple[str, ...]] = ()
 
     def images_ahead(self, chunk: int) -> tuple[int, ...]:
         return (chunk,)

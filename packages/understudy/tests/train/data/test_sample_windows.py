@@ -14,11 +14,14 @@ from torch import nn
 
 from understudy.config.train import TrainConfig
 from understudy.policies import registry
+from understudy.policies.capabilities.past import Past
+from understudy.policies.common.facts import PolicyConfig
 from understudy.policies.common.normalizer import Normalizer
 from understudy.policies.inference import load_policy
 from understudy.policies.losses import masked_squared_error, valid_elements
 from understudy.policies.policy import Policy
-from understudy.policies.registry import PolicyConfig, PolicySettings, PolicyType
+from understudy.policies.registry import PolicyType
+from understudy.policies.settings import PolicySettings
 from understudy.testing.runs import series, tiny_config, tiny_dataset
 from understudy.train import run
 from understudy.train.data.run_data import open_data
@@ -94,7 +97,7 @@ class Ahead(Policy):
         return x.view(-1, self.config.chunk, self.config.action_dim)
 
 
-AHEAD = PolicyType(AheadSettings, AheadConfig, Ahead)
+AHEAD = PolicyType(AheadSettings, Ahead, config=AheadConfig)
 
 
 @pytest.fixture(autouse=True)
@@ -206,10 +209,10 @@ def test_windows_need_a_state(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "times", "word"),
+    ("owner", "past", "word"),
     [
-        ("state", "state_times", (-0.1, 0.0), "history"),
-        ("camera", "image_times", (-0.1, 0.0), "history"),
+        ("state", Past(states=(-0.1, 0.0)), "history"),
+        ("camera", Past(images=(-0.1, 0.0)), "history"),
     ],
 )
 def test_a_key_has_one_window(
@@ -217,11 +220,10 @@ def test_a_key_has_one_window(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     owner: str,
-    name: str,
-    times: Any,
+    past: Past,
     word: str,
 ) -> None:
-    monkeypatch.setattr(AheadSettings, name, property(lambda self: times))
+    monkeypatch.setattr(AheadSettings, "past", lambda self: past, raising=False)
     if owner == "camera":
         monkeypatch.setattr(AheadSettings, "answer", lambda chunk, cameras: {cameras[0]: (0, 1)})
     with refused("windows", word, kind=ConfigError):

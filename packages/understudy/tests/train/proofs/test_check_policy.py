@@ -205,10 +205,10 @@ class Infinite(Toy):
         return draws["noise"] / 0.0
 
 
-TOY = PolicyType(ToySettings, ToyConfig, Toy)
-IGNORES = PolicyType(ToySettings, ToyConfig, IgnoresMask)
-GLOBAL = PolicyType(ToySettings, ToyConfig, GlobalGenerator)
-UNSAVED = PolicyType(ToySettings, ToyConfig, UnsavedBuffer)
+TOY = PolicyType(ToySettings, Toy)
+IGNORES = PolicyType(ToySettings, IgnoresMask)
+GLOBAL = PolicyType(ToySettings, GlobalGenerator)
+UNSAVED = PolicyType(ToySettings, UnsavedBuffer)
 
 FAULTS: dict[type[Toy], tuple[str, str]] = {
     IgnoresMask: ("padding", "never reads 'action_is_pad'"),

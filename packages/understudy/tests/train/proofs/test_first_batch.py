@@ -11,7 +11,8 @@ import torch
 
 from understudy.config.train import AugmentConfig
 from understudy.policies.policy import Policy
-from understudy.policies.registry import PolicySettings, policy_type
+from understudy.policies.registry import policy_type
+from understudy.policies.settings import PolicySettings
 from understudy.testing.runs import tiny_config, tiny_dataset
 from understudy.train import loop, run
 from understudy.train.proofs import first_batch

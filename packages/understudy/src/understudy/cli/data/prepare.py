@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from understudy.config.train import TrainConfig
-from understudy.policies.registry import PolicySettings, policy_type
+from understudy.policies.capabilities.past import Past
+from understudy.policies.capabilities.texts import ReadsTexts
+from understudy.policies.registry import policy_type
+from understudy.policies.settings import PolicySettings
 from understudy_base import (
     ACTION,
     HEAD,
@@ -181,11 +184,12 @@ def read_chunks(config: TrainConfig) -> "Iterator[np.ndarray]":
     normalizer = Normalizer(choose_normalization(config, data), widths)
     most = config.fast.chunks if isinstance(config, FastFitConfig) else inf
     total = sum(map(len, data.training))
+    times = Past.of(config.policy).states
     for number, part in enumerate(data.training):
         count = max(1, round(min(1.0, most / total) * len(part)))
         for read in spread_rows(part, count, CHUNKS):
-            if config.policy.state_times and STATE in read:
-                read = split_states(read, len(config.policy.state_times))
+            if times and STATE in read:
+                read = split_states(read, len(times))
             batch: dict[str, Any] = {
                 key: torch.nn.functional.pad(read[key], (0, width - read[key].shape[-1]))
                 for key, width in widths.items()
@@ -280,7 +284,13 @@ def fit_tokenizer(config: TokenizerFitConfig) -> None:
 
     require("pi05")
     run = with_local_files(config)
-    room = run.policy.text_vocabulary
+    policy = run.policy
+    if not isinstance(policy, ReadsTexts):
+        raise ConfigError(
+            f"policy.type: {policy.type}: reads no texts by a tokenizer; name a type that does, "
+            "such as pi05"
+        )
+    room = policy.text_vocabulary()
     if config.tokenizer.vocab_size > room:
         raise ConfigError(
             f"tokenizer.vocab_size: {config.tokenizer.vocab_size}: a policy of type "
@@ -294,7 +304,7 @@ def fit_tokenizer(config: TokenizerFitConfig) -> None:
         known_tasks.update(part.catalog.tasks)
     tasks = [*sorted(known_tasks), *prompt_fields(data.training)]
     responses = read_responses(config, data)
-    texts = run.policy.tokenizer_texts(tasks, responses, data.policy_config(run).state_dim)
+    texts = policy.tokenizer_texts(tasks, responses, data.policy_config(run).state_dim)
     model = fit_text_tokenizer(texts, config.tokenizer.vocab_size)
     with optional_imports():
         from sentencepiece import SentencePieceProcessor

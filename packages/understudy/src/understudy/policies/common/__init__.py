@@ -1,5 +1,6 @@
 """Parts that policies share.
 
+facts               `PolicyConfig`, what the data add to the settings
 settings            settings of encoders, ages of past frames, task modes, dimensions of towers
 layers              linear and norm layers with explicit precision, cross-entropy over a large
                     vocabulary

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import ClassVar, Final
 
-from understudy.policies.registry import PolicySettings
+from understudy.policies.settings import PolicySettings
 from understudy_base import ACTION, STATE
 
 

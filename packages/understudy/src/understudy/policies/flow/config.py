@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from understudy.policies.common.facts import PolicyConfig
 from understudy.policies.common.settings import EncoderSettings
-from understudy.policies.registry import PolicyConfig, PolicyType
+from understudy.policies.registry import PolicyType
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +20,6 @@ class FlowSettings(EncoderSettings):
         "noise_samples": 2**12,
     }
     TORCH_ATTENTION: ClassVar[bool] = False
-    GRAPH: ClassVar[str] = "flow"
 
     type: Literal["flow"] = "flow"
     """Type of the policy."""
@@ -72,4 +72,6 @@ class FlowPolicyConfig(FlowSettings, PolicyConfig):
             raise ValueError("; ".join(problems))
 
 
-FLOW = PolicyType(FlowSettings, FlowPolicyConfig, "understudy.policies.flow.model:FlowPolicy")
+FLOW = PolicyType(
+    FlowSettings, "understudy.policies.flow.model:FlowPolicy", config=FlowPolicyConfig
+)

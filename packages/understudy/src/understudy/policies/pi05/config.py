@@ -7,16 +7,20 @@ trains on a CPU in minutes. A JSON object with the field names of `Sizes` gives 
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
-from importlib import import_module
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
+from understudy.policies.capabilities.images import Resize
+from understudy.policies.capabilities.past import Past
+from understudy.policies.capabilities.returns import predicts_actions
+from understudy.policies.common.facts import PolicyConfig
 from understudy.policies.common.fast_tokenizer import FastTokenizer
 from understudy.policies.common.settings import TowerSizes, age_problems, times_of
 from understudy.policies.pi05.released_keys import EMBEDDING, EXPERT_HEAD, HEAD, released_key
 from understudy.policies.pi05.text import RESERVED, TextSettings
-from understudy.policies.registry import PolicyConfig, PolicySettings, PolicyType
+from understudy.policies.registry import PolicyType
+from understudy.policies.settings import PolicySettings
 from understudy_base import Record
 
 T = TypeVar("T")
@@ -254,9 +258,6 @@ OPENPI_RUN = {"steps": OPENPI_STEPS, "batch_size": 32}
 """Defaults of `num_train_steps` and `batch_size` in openpi's `training/config.py`."""
 OPENPI_EMA = {"decay": 0.99}
 """Default of `ema_decay` there; the configs with LoRA keep no average."""
-FACTS = "understudy.policies.pi05.released_folder", "stored_facts"
-"""Module and function that read released weights; imported at first use, since they import torch.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,9 +280,6 @@ class Pi05Settings(TextSettings, PolicySettings):
     START_FILES: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "weights": ("*.json", "model*.safetensors", "policy_*.safetensors", "tokenizer.model")
     }
-    FOLDER: ClassVar[str] = "understudy.policies.pi05.released_folder:read_folder"
-    START_CHECK: ClassVar[str] = "understudy.policies.pi05.released_folder:check_implied"
-    FORMATS: ClassVar[Mapping[str, str]] = {"lerobot": "pi05-lerobot", "openpi": "pi05-openpi"}
     PARTS: ClassVar[Mapping[str, str]] = {
         "layers.*.vlm.*": "vlm",
         "projector.*": "vlm",
@@ -291,7 +289,6 @@ class Pi05Settings(TextSettings, PolicySettings):
         "vision.*": "vision",
         "*": "expert",
     }
-    RESIZE: ClassVar[str] = "understudy.policies.common.images:write_letterbox"
     RESIZED: ClassVar[str] = "aspect ratio kept, between black bars"
     # Both towers, and the layers of actions (`action_in_proj`), state and flow time: another robot
     # has other actions.
@@ -347,32 +344,31 @@ class Pi05Settings(TextSettings, PolicySettings):
         """Whether the flow time modulates the expert's norms, as in pi0.5."""
         return True
 
-    @property
-    def image_times(self) -> tuple[float, ...]:
-        """Times of `history`."""
-        return times_of(self.history)
+    def past(self) -> Past:
+        """Return the times of `history`, of states with `state_history`."""
+        times = times_of(self.history)
+        return Past(times, times if self.state_history else ())
 
-    @property
-    def state_times(self) -> tuple[float, ...]:
-        """Times of `history`, with `state_history`."""
-        return self.image_times if self.state_history else ()
+    def resize(self) -> Resize:
+        """Return the function that writes an image between black bars."""
+        from understudy.policies.common.images import write_letterbox
+
+        return write_letterbox
 
     @property
     def network_size(self) -> tuple[int, int]:
         """Height and width of the images that the network computes with."""
         return (self.preset().vision.image,) * 2
 
-    @property
     def text_vocabulary(self) -> int:
-        """Rows of the token embedding, without those of reserved ids and of the FAST tokens of
-        `fast`.
+        """Return the rows of the token embedding, without those of reserved ids and of the FAST
+        tokens of `fast`.
         """
         fast = FastTokenizer.read(self.fast).vocab_size if self.fast else 0
         return max(0, self.preset().vocab - RESERVED - fast)
 
-    @property
     def lora_targets(self) -> tuple[str, ...]:
-        """Default of `lora.targets`: `LORA_TARGETS` where tokens are predicted.
+        """Return the default of `lora.targets`: `LORA_TARGETS` where tokens are predicted.
 
         The flow loss reads only keys and values of the language tower's last layer. Without
         predicted tokens, the other projections of that layer get no adapter.
@@ -421,7 +417,9 @@ class Pi05Settings(TextSettings, PolicySettings):
             "warmup_steps": int(OPENPI_WARMUP * share),
             "decay_steps": min(steps, OPENPI_STEPS),
         }
-        chunk = {} if self.weights or not self.ACTS else {"chunk_size": self.preset().chunk}
+        chunk = {}
+        if predicts_actions(self) and not self.weights:
+            chunk = {"chunk_size": self.preset().chunk}
         ema = {} if lora_rank else {"ema": OPENPI_EMA}
         return {
             **OPENPI_RUN,
@@ -431,7 +429,7 @@ class Pi05Settings(TextSettings, PolicySettings):
         }
 
     def deviation(self, steps: int) -> str:
-        """Return a line about a compressed schedule; see the base class."""
+        """Return a line about a compressed schedule."""
         if not self._trains_as_openpi or steps >= OPENPI_STEPS:
             return ""
         return (
@@ -610,9 +608,11 @@ def _stored_facts(weights: str) -> Record:
     Raises:
         ConfigError: a file is damaged, or contradicts another.
     """
-    read: Callable[[str], Record] = getattr(import_module(FACTS[0]), FACTS[1])
-    return read(weights)
+    facts: Record = PI05.load().stored_facts(weights)
+    return facts
 
 
-PI05 = PolicyType(Pi05Settings, Pi05PolicyConfig, "understudy.policies.pi05.policy:Pi05Policy")
-PI0 = PolicyType(Pi0Settings, Pi0PolicyConfig, "understudy.policies.pi05.policy:Pi05Policy")
+POLICY = "understudy.policies.pi05.policy:Pi05Policy"
+"""Class of both types."""
+PI05 = PolicyType(Pi05Settings, POLICY, config=Pi05PolicyConfig)
+PI0 = PolicyType(Pi0Settings, POLICY, config=Pi0PolicyConfig)

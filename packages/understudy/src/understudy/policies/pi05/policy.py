@@ -44,6 +44,7 @@ from understudy.policies.common.towers import Packing
 from understudy.policies.draws import Draws, RandomSpec, Use
 from understudy.policies.graphs import Bucket, GraphPlan, Inputs, Step, graph_field
 from understudy.policies.losses import Loss, valid_elements
+from understudy.policies.pi05 import released_folder
 from understudy.policies.pi05.config import Pi05PolicyConfig
 from understudy.policies.pi05.first_weights import FirstWeights, stored_keys
 from understudy.policies.pi05.network import (
@@ -100,6 +101,10 @@ class Pi05Policy(Policy, Pi0Network):
     validation_draws: int = VALIDATION_DRAWS
     fills_weights: ClassVar[bool] = True
     config: Pi05PolicyConfig
+
+    read_folder = staticmethod(released_folder.read_folder)
+    check_start = staticmethod(released_folder.check_implied)
+    stored_facts = staticmethod(released_folder.stored_facts)
 
     def __init__(self, config: Pi05PolicyConfig, normalization: Record) -> None:
         """Build the network; it may be on the meta device.
@@ -429,7 +434,7 @@ class Pi05Policy(Policy, Pi0Network):
         most = enclosing(sizes)
         shown = [camera for camera, has in zip(self.config.cameras, most.cameras) if has]
         cameras = shown or self.config.cameras[:1]
-        return Bucket(len(sizes), most.prompt, tuple(cameras), max(1, len(self.config.image_times)))
+        return Bucket(len(sizes), most.prompt, tuple(cameras), max(1, len(self.past.images)))
 
     def graph_inputs(self, batch: Batch, noise: Tensor, bucket: Bucket) -> dict[str, Tensor]:
         """See `CapturesGraphs`: images and states in the network's form, tokens, and marks of what
@@ -445,7 +450,7 @@ class Pi05Policy(Policy, Pi0Network):
         columns = [camera in bucket.cameras for camera in config.cameras]
         alike = [extent._replace(cameras=tuple(columns)) for extent in sizes]
         side = self.sizes.vision.image
-        images = images_of(batch, config.cameras, alike, side, config.image_times, device)
+        images = images_of(batch, config.cameras, alike, side, self.past.images, device)
         has = torch.tensor([extent.cameras for extent in sizes], dtype=torch.bool)
         inputs = {
             "pixels": images.pixels,
@@ -459,7 +464,7 @@ class Pi05Policy(Policy, Pi0Network):
             encoding = time_encoding(images.frames.times, self.sizes.vision.width)
             inputs["frames"] = images.frames.valid
             inputs["encoding"] = to_device(encoding, device)[None]
-        if config.state_times:
+        if self.past.states:
             inputs["past"], inputs["past_valid"] = self._states(batch)
         if (state := self._state(batch)) is not None:
             inputs["state"] = state
@@ -469,7 +474,7 @@ class Pi05Policy(Policy, Pi0Network):
         """See `Kernels`: marks of the tokens, then keys and values of each layer."""
         frames = states = None
         if "frames" in inputs:
-            frames = Frames(self.config.image_times, inputs["frames"], inputs["encoding"][0])
+            frames = Frames(self.past.images, inputs["frames"], inputs["encoding"][0])
         if "past" in inputs:
             states = States(inputs["past"], inputs["past_valid"])
         observed = self.observe(
@@ -513,7 +518,7 @@ class Pi05Policy(Policy, Pi0Network):
         return FirstWeights(needed, self.config.weights, seed=seed, unread=unread)
 
     def _split(self, batch: dict[str, Any]) -> dict[str, Any]:
-        times = self.config.state_times
+        times = self.past.states
         return split_states(batch, len(times)) if times else batch
 
     # -- inside ------------------------------------------------------------------------------------
@@ -545,20 +550,19 @@ class Pi05Policy(Policy, Pi0Network):
         sizes = known_extents(batch, self.config.cameras)
         config = self.config
         tokens = value_of(batch, PROMPT[0])
-        images = images_of(
-            batch, config.cameras, sizes, self.sizes.vision.image, config.image_times, tokens.device
-        )
+        side = self.sizes.vision.image
+        images = images_of(batch, config.cameras, sizes, side, self.past.images, tokens.device)
         tokens, masks = cut(
             tokens, [extent.prompt for extent in sizes], self._padding[0], config.prompt_tokens
         )
-        states = self._states(batch) if config.state_times else None
+        states = self._states(batch) if self.past.states else None
         return self.observe(images.pixels, images.has, tokens, masks, images.frames, states), sizes
 
     def _states(self, batch: Batch) -> States:
         """States over time in the network's units and width."""
         values = value_of(batch, STATES)
         is_pad = value_of(batch, STATES_IS_PAD)
-        check_shape(STATES, values, (None, len(self.config.state_times), self.config.state_dim))
+        check_shape(STATES, values, (None, len(self.past.states), self.config.state_dim))
         return States(self.widened(self.normalizer.states(batch, values)), ~is_pad)
 
     def _before_acting(self, batch: Batch) -> Observation:

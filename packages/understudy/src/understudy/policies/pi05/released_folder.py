@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from understudy.policies.capabilities.returns import predicts_actions
 from understudy.policies.common.folder_facts import FOLDER_FACTS, read_facts
 from understudy.policies.common.lerobot_processors import LerobotProcessor, read_object
 from understudy.policies.pi05.config import TOWER_NAMES, Pi05PolicyConfig, Sizes
@@ -436,6 +437,7 @@ def check_implied(config: Pi05PolicyConfig) -> None:
         return
     path = Path(config.weights)
     folder = path if path.is_dir() else path.parent
+    acts = predicts_actions(config)
     lines = []
     for file in (folder / name for name in (CONFIG, METADATA)):
         if file.is_file():
@@ -444,7 +446,7 @@ def check_implied(config: Pi05PolicyConfig) -> None:
             except ValueError as error:
                 raise ConfigError(f"policy.weights: {file}: {error}") from error
             for field, theirs, setting, ours in compared:
-                if theirs != ours and (config.ACTS or setting != "data.chunk_size"):
+                if theirs != ours and (acts or setting != "data.chunk_size"):
                     lines.append(f"{setting} is {ours}, and {file} has {field}: {theirs}")
     if lines:
         raise ConfigError(

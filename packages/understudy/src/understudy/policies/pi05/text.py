@@ -20,7 +20,6 @@ FAST ids take the places of PaliGemma's rarest words: id i is token `vocab - 129
 pi0-FAST). Sequences are padded and cut at their right end, as openpi does, and each cut is marked.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -29,6 +28,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 
+from understudy.policies.capabilities.files import with_absolute_files
 from understudy.policies.common import fast_tokenizer
 from understudy.policies.pi05.normalization import NormalizationSettings
 from understudy_base import ConfigError, optional_imports
@@ -117,12 +117,7 @@ class TextSettings(NormalizationSettings):
         """
         tokenizer = find_tokenizer(self.tokenizer, self.weights)
         tokenizer_path = "" if tokenizer is None else str(tokenizer)
-        with_file = replace(self, tokenizer=tokenizer_path)
-        paths = {}
-        for name in self.FILES:
-            if path := getattr(with_file, name):
-                paths[name] = os.path.abspath(path)
-        return replace(with_file, **paths)
+        return with_absolute_files(replace(self, tokenizer=tokenizer_path))
 
     @property
     def longest_texts(self) -> tuple[int, int, int]:

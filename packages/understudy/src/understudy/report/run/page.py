@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from understudy.policies.capabilities.images import way_of_resizing
 from understudy.report.run import overlay
 from understudy.report.run.parts import page_parts
 from understudy.report.run.results import read_results
@@ -359,7 +360,7 @@ def _sizes(config: Any, batch: Batch, cameras: Sequence[str]) -> str:
     sizes = {camera: "{}x{}".format(*batch[camera].shape[-2:]) for camera in cameras}
     described = []
     for camera, size in sizes.items():
-        change = "" if size == network else f" -> {network} ({config.policy.RESIZED})"
+        change = "" if size == network else f" -> {network} ({way_of_resizing(config.policy)})"
         described.append(f"{camera} {size}{change}")
     return "; ".join(described)
 

@@ -250,7 +250,7 @@ def read_initial_policy(path: str | Path, network: Any) -> InitialPolicy:
             than `network`; names each setting that differs.
     """
     from understudy.policies import policy_folder
-    from understudy.policies.registry import network_differences
+    from understudy.policies.settings import network_differences
 
     try:
         config, normalization, weights, _ = policy_folder.load(policy_folder.of_run(Path(path)))

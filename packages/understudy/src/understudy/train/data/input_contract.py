@@ -19,6 +19,8 @@ import numpy as np
 import torch
 
 from understudy.config.train import TrainConfig
+from understudy.policies.capabilities.files import files_of
+from understudy.policies.capabilities.images import fit_images, way_of_resizing
 from understudy.policies.policy_folder import digests
 from understudy.train.data.dimension_modes import describe_modes, dimension_modes
 from understudy.train.data.run_data import RunData, dataset_fingerprint, head_members
@@ -186,7 +188,7 @@ def _robot(
         size = sizes.pop() if len(sizes) == 1 else None
         look = _look(camera, [data.training[n] for n in numbers], images, bar)
         recorded = config.data.mixed()[numbers[0]].cameras.get(camera, camera)
-        policy = config.policy.fitted(data.image_sizes)
+        policy = fit_images(config.policy, data.image_sizes)
         cameras[camera] = CameraFacts(
             recorded,
             size or (0, 0),
@@ -194,10 +196,10 @@ def _robot(
             color="RGB",
             layout="HWC",
             dtype="uint8",
-            resize=policy.RESIZED,
+            resize=way_of_resizing(policy),
             network_size=policy.network_size,
         )
-    text = next((field for field in config.policy.FILES if field == "tokenizer"), "")
+    text = next((field for field in files_of(config.policy) if field == "tokenizer"), "")
     state = None
     if STATE in first.keys:
         state = _vector(first, STATE, source.state, statistics.get(STATE), modes)

@@ -22,6 +22,7 @@ import numpy as np
 from understudy.config.data import NONE, DataConfig
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import Mesh
+from understudy.policies.capabilities.images import fit_images, resize_of
 from understudy.policies.registry import policy_type
 from understudy.train.augment_batch import apply_augmentation
 from understudy.train.data.source_faults import check_heads, join_errors
@@ -244,7 +245,7 @@ class RunData:
         """
         try:
             return policy_type(config.policy.type).make_config(
-                config.policy.fitted(self.image_sizes),
+                fit_images(config.policy, self.image_sizes),
                 action_dim=max(_width(part, ACTION) for part in self.training),
                 state_dim=max(_width(part, STATE) for part in self.training),
                 cameras=self.cameras,
@@ -305,9 +306,9 @@ def open_data(
         for camera, recorded_of_camera in recorded_images.items():
             only_size = next(iter(recorded_of_camera)) if len(recorded_of_camera) == 1 else None
             image_sizes[camera] = only_size
-        policy = config.policy.fitted(image_sizes)
+        policy = fit_images(config.policy, image_sizes)
         size, sizes = common_image_size(
-            sources, recorded_images, policy.network_size, policy.resize()
+            sources, recorded_images, policy.network_size, resize_of(policy)
         )
     except DatasetError as error:  # the source with that camera may be one of the wrong ones
         if wrong:

@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 
 from understudy.config.train import TrainConfig
-from understudy.policies.registry import check_start
+from understudy.policies.capabilities.start import (
+    ChecksStart,
+    chosen_normalization,
+    figures_of_weights,
+)
+from understudy.policies.registry import policy_type
+from understudy.policies.settings import check_start
 from understudy.train.data.dimension_modes import check_identity, dimension_modes, rest_mode
 from understudy.train.data.given_figures import (
     OF_HEAD,
@@ -145,17 +151,18 @@ def choose_normalization(
         DatasetError: see `compute_normalization`; or figures from outside are not those of this
             data.
     """
-    if config.policy.START_CHECK and not config.init_from:
+    checks_start = isinstance(policy_type(config.policy.type).load(), ChecksStart)
+    if checks_start and not config.init_from:
         check_start(data.policy_config(config))
     default = config.policy.NORMALIZE
     modes = dimension_modes(config.data, data, default)
-    weights = "" if config.init_from else config.policy.figures_of_weights
+    weights = "" if config.init_from else figures_of_weights(config.policy)
     origins = limited(_origins(data, weights), config.seed)
     samples = Samples(data, config.seed, max(1, len(origins)))
     named = modes if isinstance(config.data.normalize, Mapping) else None
     rest: Any = rest_mode(config.data.normalize, default)
     computed = compute_normalization(data, rest, cache, workers, named, samples, absolute)
-    chosen = config.policy.choose_normalization(computed)
+    chosen = chosen_normalization(config.policy, computed)
     if config.init_from:
         return chosen  # for its heads and dimensions; the run takes that of the initial policy
     if weights and named is not None:

@@ -7,6 +7,8 @@ from numbers import Integral
 from typing import Any
 
 from understudy.config.train import TrainConfig
+from understudy.policies.capabilities.future import images_ahead
+from understudy.policies.capabilities.past import Past
 from understudy_base import ACTION, STATE, ConfigError
 
 FARTHEST = 2**16
@@ -30,18 +32,19 @@ def sample_windows(
     """
     chunk = config.data.actions_per_chunk
     ahead = _own_windows(config, cameras, has_state)
+    past = Past.of(config.policy)
     steps = [i / fps for i in range(chunk + 1)]
-    past = [-i / fps for i in range(config.policy.past_actions, 0, -1)]
-    windows = {ACTION: [*past, *steps[:-1]]}
+    previous = [-i / fps for i in range(past.actions, 0, -1)]
+    windows = {ACTION: [*previous, *steps[:-1]]}
     for key, offsets in ahead.items():
         windows[key] = [frames / fps for frames in offsets]
     if config.learns_dynamics():
         windows[STATE] = steps
-    image_times, state_times = config.policy.seen_times(fps)
+    image_times, state_times = past.times(fps)
     windows |= {camera: list(image_times) for camera in cameras if image_times}
     if state_times and has_state:
         windows[STATE] = list(state_times)
-    if config.learns_dynamics() and (images := config.policy.images_ahead(chunk)):
+    if config.learns_dynamics() and (images := images_ahead(config.policy, chunk)):
         for camera in cameras:
             windows[camera] = [0.0, *(steps[frames] for frames in images)]
     return windows
@@ -107,10 +110,11 @@ def _other_window(config: TrainConfig, key: str, chunk: int, offsets: Sequence[i
     """Name the setting that gives a key another window than these offsets; "": none does."""
     policy = config.policy
     trains_future = config.learns_dynamics()
-    times = policy.state_times if key == STATE else policy.image_times
-    if policy.past_steps or times:
+    past = Past.of(policy)
+    times = past.states if key == STATE else past.images
+    if past.steps or times:
         return "the history of the policy"
     if key == STATE:
         return f"mode {config.mode}" if trains_future and offsets != list(range(chunk + 1)) else ""
-    images = policy.images_ahead(chunk) if trains_future else ()
+    images = images_ahead(policy, chunk) if trains_future else ()
     return f"mode {config.mode}" if images and offsets != [0, *images] else ""

@@ -10,6 +10,7 @@ import numpy as np
 
 from understudy.config.data import NONE, DataConfig
 from understudy.config.train import TrainConfig
+from understudy.policies.capabilities.returns import PredictsReturns
 from understudy.train.data.sample_windows import sample_windows
 from understudy_base import ACTION, STATE, DatasetError, Record
 from understudy_data import (
@@ -150,8 +151,8 @@ class Source:
             options["prompt_metadata"] = [
                 field for field in config.data.prompt_metadata if field in present
             ]
-        if target := config.policy.return_target:
-            options["returns"] = target
+        if isinstance(config.policy, PredictsReturns):
+            options["returns"] = config.policy.return_target()
         selection = replace(Selection.of(settings), exclude_episodes=None, where=None)
         training = EpisodeDataset(
             catalog, select=replace(selection, episodes=parts.training), **options
@@ -495,7 +496,7 @@ def common_image_size(
         sources: the sources.
         sizes: those of the policy's cameras (`recorded_sizes`).
         seen: (height, width) of the network's images.
-        resize: the policy's way of resizing (`PolicySettings.resize`); None: area averaging.
+        resize: the policy's way of resizing (`ResizesImages`); None: area averaging.
 
     Raises:
         DatasetError: images that are not video would need resizing, which the loader does not do.

@@ -6,6 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from understudy.policies.capabilities.future import images_ahead
+from understudy.policies.capabilities.returns import PredictsReturns
+from understudy.policies.capabilities.texts import learns_responses
 from understudy.policies.common.settings import TaskMode
 from understudy.policies.policy import Policy
 from understudy_base import ACTION, MODE, STATE, TASK, ConfigError
@@ -19,17 +22,17 @@ def own_batch(policy: Policy, count: int = COUNT) -> dict[str, Any]:
     """Make a batch of the keys and shapes in the config of a `Policy`."""
     config = policy.config
     generator = torch.Generator().manual_seed(0)
-    images, states = (len(times) for times in config.seen_times(FPS))
+    images, states = (len(times) for times in policy.past.times(FPS))
     times = dict.fromkeys(config.cameras, -images) | {STATE: -states}
     ahead = {
         key: len(offsets) for key, offsets in config.windows(config.chunk, config.cameras).items()
     }
     if config.future:
         ahead[STATE] = config.chunk + 1
-        if frames := config.images_ahead(config.chunk):
+        if frames := images_ahead(config, config.chunk):
             ahead |= dict.fromkeys(config.cameras, 1 + len(frames))
     times |= ahead
-    steps = config.past_actions + config.chunk
+    steps = policy.past.actions + config.chunk
     batch: dict[str, Any] = {
         TASK: [TASKS[row % len(TASKS)] for row in range(count)],
         ACTION: torch.randn(count, steps, config.action_dim, generator=generator),
@@ -55,11 +58,12 @@ def own_batch(policy: Policy, count: int = COUNT) -> dict[str, Any]:
         batch[MODE] = torch.tensor(
             [TaskMode.ALL.index(policy.modes[row % len(policy.modes)]) for row in range(count)]
         )
-    if target := config.return_target:
+    if isinstance(config, PredictsReturns):
+        target = config.return_target()
         share = torch.rand(count, generator=generator)
         batch["return"] = target["low"] + (target["high"] - target["low"]) * share
         batch["return_is_pad"] = torch.arange(count) % 3 == 2
-    if config.learns_responses:
+    if learns_responses(config):
         batch["response"] = batch[TASK]
     return batch
 

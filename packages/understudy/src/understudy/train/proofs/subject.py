@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from understudy.policies.batch import batch_to_device, from_present
+from understudy.policies.capabilities.returns import predicts_actions
 from understudy.policies.draws import keyed_generators, make_draws
 from understudy.policies.losses import Loss
 from understudy.policies.policy import Policy, load
@@ -233,7 +234,7 @@ class OwnSubject(Subject):
     @property
     def no_actions(self) -> str:
         """Reason why it has no actions."""
-        return "" if self.module.config.ACTS else "the policy predicts no actions"
+        return "" if predicts_actions(self.module.config) else "the policy predicts no actions"
 
     def reload(self, pristine: nn.Module) -> nn.Module:
         """Save the folder and load it; a type without a name is built, and its weights loaded."""

@@ -16,6 +16,9 @@ from torch import nn
 from understudy.config.data import DataConfig
 from understudy.config.train import TrainConfig
 from understudy.policies import policy_folder
+from understudy.policies.capabilities.images import fit_images
+from understudy.policies.capabilities.start import stored_chunk
+from understudy.policies.capabilities.texts import ReadsTexts
 from understudy.policies.common.fit_text_tokenizer import fit_text_tokenizer
 from understudy.policies.own_code.types import import_object, is_code, name_by_hand, pin
 from understudy.policies.policy import Policy, load
@@ -155,15 +158,16 @@ def _plan_build(
     chosen: Any = validate(kind.settings, values)
     if is_code(name):
         chosen = replace(chosen, type=pin(name))  # as a run stores it
-    if "tokenizer" in sizes and not chosen.tokenizer and chosen.text_vocabulary:
+    needs_tokenizer = isinstance(chosen, ReadsTexts) and not chosen.tokenizer
+    if needs_tokenizer and (room := chosen.text_vocabulary()):
         folder = opened.enter_context(tempfile.TemporaryDirectory())
         texts = chosen.tokenizer_texts(TASKS, TASKS, 4)
-        model = fit_text_tokenizer(texts, min(512, chosen.text_vocabulary))
+        model = fit_text_tokenizer(texts, min(512, room))
         Path(folder, "tokenizer.model").write_bytes(model)
         chosen = replace(chosen, tokenizer=folder)
     batch = None
     facts: dict[str, Any] = {"action_dim": 3, "state_dim": 4, "cameras": CAMERAS}
-    chunk = chosen.stored_chunk() or 4
+    chunk = stored_chunk(chosen) or 4
     sizes_of_images: dict[str, Any] = dict.fromkeys(CAMERAS, (SIDE, SIDE))
     if data:
         batch, source = _run_batch(chosen, data, chunk)
@@ -171,7 +175,7 @@ def _plan_build(
         facts["state_dim"] = batch[STATE].shape[-1] if STATE in batch else 0
         sizes_of_images = dict(source.image_sizes)
     try:
-        config = kind.make_config(chosen.fitted(sizes_of_images), **facts, chunk=chunk)
+        config = kind.make_config(fit_images(chosen, sizes_of_images), **facts, chunk=chunk)
     except ValueError as error:
         raise ConfigError(f"{name} cannot be built: {error}") from error
     widths = config.widths

@@ -22,6 +22,8 @@ from torch import Tensor
 
 from understudy.distributed.mesh import Mesh
 from understudy.policies.batch import batch_to_device
+from understudy.policies.capabilities.future import images_ahead
+from understudy.policies.capabilities.images import resize_of
 from understudy.policies.common.normalizer import of_head
 from understudy.policies.policy import Policy, evaluating
 from understudy.train.augment_batch import draw_on_device
@@ -126,7 +128,7 @@ def imagine_frames(policy: Policy, held: ValidationData, seed: int, mesh: Mesh) 
     if parts:
         for name in parts[0]:
             whole[name] = torch.cat([part[name] for part in parts])
-    ahead = policy.config.images_ahead(policy.config.chunk) if "imagined" in whole else ()
+    ahead = images_ahead(policy.config, policy.config.chunk) if "imagined" in whole else ()
     strips, of_rows = _strips(whole, len(cameras)) if ahead else ([], [])
     return Futures(
         _figures(whole, ahead, len(captions)), strips, [captions[row] for row in of_rows], ahead
@@ -182,7 +184,7 @@ def _compare(policy: Policy, batch: Batch, draws: Mapping[str, Tensor]) -> dict[
         return figures
     size = imagined.images.shape[-2:]
     cameras = policy.config.cameras
-    resize = policy.config.resize()
+    resize = resize_of(policy.config)
     frames = torch.stack(
         [_resized(batch[camera], size, resize) for camera in cameras], dim=2
     )  # [B, 1 + K, cameras, 3, H, W]

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from understudy.config.train import TrainConfig
+from understudy.policies.capabilities.returns import predicts_actions
 from understudy.policies.common.settings import LossTerm, TaskMode
 from understudy_base import ConfigError, Record
 from understudy_data import Instructions, ValidationData
@@ -205,7 +206,7 @@ def check_keep_best(config: TrainConfig, validation: ValidationData) -> None:
     kind, colon, group = name.partition(":")
     if name in ("none", *PLAIN):
         if name == "open_loop" and not (
-            config.policy.ACTS and LossTerm.FLOW in TaskMode.TRAINS[config.val_mode()]
+            predicts_actions(config.policy) and LossTerm.FLOW in TaskMode.TRAINS[config.val_mode()]
         ):
             raise ConfigError(
                 "checkpoint.keep_best: open_loop: no actions are trained (mode, policy.type), so "

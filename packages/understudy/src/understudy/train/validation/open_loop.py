@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from understudy.policies.capabilities.returns import predicts_actions
 from understudy.policies.common.normalizer import of_head
 from understudy.policies.common.settings import LossTerm, TaskMode
 from understudy.policies.policy import Policy
@@ -176,7 +177,8 @@ class EpisodeActions:
 
     def __init__(self, state: TrainState, held: ValidationData) -> None:
         self._mode = state.config.val_mode()
-        if LossTerm.FLOW not in TaskMode.TRAINS[self._mode] or not state.config.policy.ACTS:
+        is_trained = LossTerm.FLOW in TaskMode.TRAINS[self._mode]
+        if not is_trained or not predicts_actions(state.config.policy):
             of = f"mode {state.config.mode}, policy.type {state.config.policy.type}"
             raise ConfigError(f"the run trained no policy to act: {of}")
         self._state = state

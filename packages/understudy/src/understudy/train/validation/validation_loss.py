@@ -31,6 +31,7 @@ from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import RankError, reshard_weights
 from understudy.distributed.ranks import Ranks
 from understudy.policies.batch import batch_to_device
+from understudy.policies.capabilities.returns import predicts_actions
 from understudy.policies.common.settings import LossTerm, TaskMode
 from understudy.policies.draws import keyed_generators
 from understudy.policies.losses import Loss
@@ -213,7 +214,7 @@ def evaluate(
             cannot read a frame.
     """
     sampler = None
-    if open_loop and LossTerm.FLOW in TaskMode.TRAINS[mode] and policy.config.ACTS:
+    if open_loop and LossTerm.FLOW in TaskMode.TRAINS[mode] and predicts_actions(policy.config):
         sampler = OpenLoop(open_loop, seed, policy.config.action_dim, mode, held)
     table = SampleTable(policy, weights, len(held), mesh.device, per_dim, sampler)
     with (
