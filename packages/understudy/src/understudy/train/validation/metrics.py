@@ -164,26 +164,6 @@ def one_group(
     }
 
 
-def loss_by_dimension(
-    sums: np.ndarray, counts: np.ndarray, numbers: np.ndarray, names: Sequence[str]
-) -> dict[str, float]:
-    """Return the mean loss of each action dimension by name.
-
-    Dimensions beyond the named ones, and dimensions without an element, are absent.
-
-    Args:
-        sums: float64 (A, N).
-        counts: float64 (A, N).
-        numbers: samples to include.
-        names: names of the dimensions.
-    """
-    means = {}
-    for name, of_sum, of_count in zip(names, sums[:, numbers], counts[:, numbers]):
-        if count := math.fsum(of_count):
-            means[name] = math.fsum(of_sum) / count
-    return means
-
-
 def best_metrics(record: Record) -> dict[str, float]:
     """Return the figures of a validation record that can choose the best checkpoint (`keep_best`),
     by name.
