@@ -189,7 +189,7 @@ def profile(config: TrainConfig, warmup: int, steps: int) -> Profile | None:
             order = make_order(config, data, mesh)
             scales = choose_normalization(config, data)
             config = with_known_base(config, data, scales)
-            log = MetricsLog(folder, config, 0, writes=mesh.rank == 0)
+            log = MetricsLog(folder, (), {}, 0, writes=mesh.rank == 0)
         state = init_train_state(config, data, scales, mesh)
         with (
             closing(log),
