@@ -203,7 +203,7 @@ def _open_loop(
     """
     from understudy import EpisodeActions
 
-    mode = state.config.val_mode()
+    mode = state.config.modes.val_mode()
     if mode != "policy":
         raise ConfigError(
             f"mode: the run is validated in the mode {mode!r}, and a server computes 'policy'"

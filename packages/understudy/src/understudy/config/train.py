@@ -7,13 +7,14 @@ checks files.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 from understudy.config.data import REST, DataConfig
 from understudy.config.hints import TRAINER_NAMES
 from understudy.config.intervals import Count, Factor, Period, Processes, Samples, Share, Steps
 from understudy.config.lora import LoraConfig
 from understudy.config.rollout import RolloutEvery
+from understudy.config.samples import Mode, SampleSettings, TaskModes
 from understudy.policies.registry import PolicySettings, policy_type
 from understudy_base import Record, parse_bytes
 from understudy_kit import (
@@ -27,8 +28,6 @@ from understudy_kit import (
     Positive,
     Scale,
 )
-
-Mode = Literal["policy", "forward_dynamics", "inverse_dynamics"]
 
 
 @dataclass(frozen=True)
@@ -447,42 +446,15 @@ class TrainConfig:
             f"{mode}, 1 of {blocks[0]} blocks" if number else f"{mode}, blocks {' '.join(blocks)}"
         )
 
-    def mode_weights(self) -> dict[str, float]:
-        """Return the weight of each mode, in the sequence of `TaskMode.ALL`; they sum to 1."""
-        if isinstance(self.mode, dict):
-            named = {str(mode): weight for mode, weight in self.mode.items()}
-        elif self.mode == "joint":
-            named = dict.fromkeys(get_args(Mode), 1.0)
-        else:
-            named = {self.mode: 1.0}
-        total = sum(named.values())
-        if not total:
-            return dict.fromkeys(get_args(Mode), 0.0)
-        return {mode: named.get(mode, 0.0) / total for mode in get_args(Mode)}
+    @property
+    def modes(self) -> TaskModes:
+        """The task modes of its samples."""
+        return TaskModes(self.mode)
 
-    def learns_dynamics(self) -> bool:
-        """Return whether any sample is trained in another mode than `policy`, so that the policy
-        gets future states.
-        """
-        return any(weight for mode, weight in self.mode_weights().items() if mode != "policy")
-
-    def val_mode(self) -> str:
-        """Return the mode of validations: `policy` if it is trained, else the mode with the largest
-        weight.
-        """
-        weights = self.mode_weights()
-        return "policy" if weights["policy"] else max(weights, key=lambda mode: weights[mode])
-
-    def val_modes(self) -> tuple[str, ...]:
-        """Return the modes that validations evaluate: `val_mode`, then the others that are
-        trained.
-        """
-        others = (
-            mode
-            for mode, weight in self.mode_weights().items()
-            if weight and mode != self.val_mode()
-        )
-        return (self.val_mode(), *others)
+    @property
+    def samples(self) -> SampleSettings:
+        """The settings that decide its samples."""
+        return SampleSettings(self.data, self.augment, self.modes, self.policy)
 
     def rollout_problems(self) -> list[str]:
         """Return broken rules of rollouts, which depend on the chunk (`with_policy_defaults`), one
@@ -504,12 +476,12 @@ class TrainConfig:
         # otherwise the weights decide the chunk
         if self.data.chunk_size or not getattr(self.policy, "weights", ""):
             errors += self.rollout_problems()
-        if self.rollout.every and not (self.policy.ACTS and self.mode_weights()["policy"]):
+        if self.rollout.every and not (self.policy.ACTS and self.modes.weights()["policy"]):
             run = f"mode {self.mode} of policy.type {self.policy.type}"
             errors.append(
                 f"rollout.every: {self.rollout.every}: {run} trains no policy to act; set it to 0"
             )
-        if not any(self.mode_weights().values()):
+        if not any(self.modes.weights().values()):
             errors.append(f"mode: {self.mode}: no mode has a weight, so nothing would be trained")
         errors += [f"policy.{line}" for line in self.policy.problems()]
         if self.init_from and (released := getattr(self.policy, "weights", "")):
@@ -571,7 +543,7 @@ class TrainConfig:
 
     def _window_problems(self) -> list[str]:
         """Return a line for each key that would have windows of the past and of the future."""
-        if not self.learns_dynamics():
+        if not self.modes.learn_dynamics():
             return []
         both = {"states": self.policy.state_times}
         if self.policy.images_ahead(self.data.actions_per_chunk):

@@ -373,7 +373,7 @@ def _check_changes(
             "restore it, or start a new run with another --output-dir",
         )
     step = saved["step"] if saved else 0
-    appended = mesh.first(lambda: find_appended(config, data, step))
+    appended = mesh.first(lambda: find_appended(config.data, data, step))
     use = "trained on from here on" if config.data.update else "--data.update takes them"
     lines += [
         f"{of['name']}: episodes {of['first']} to {of['last']} were appended: {use}"
@@ -409,7 +409,7 @@ def _open_same_data(
         if fix and is_wrong_input(error):
             raise error.replaced(fix="; ".join(filter(None, [error.fix, fix]))) from error
         if read and is_wrong_input(error):
-            named = [line.strip() for line in describe_versions(read, None, config)]
+            named = [line.strip() for line in describe_versions(read, None, config.data)]
             raise error.replaced(what="; ".join([error.what, *named])) from error
         raise
     before = dict(record["dataset"])
@@ -435,7 +435,7 @@ def _open_same_data(
         )
         raise ConfigError(
             "\n".join(
-                [head, *changes, *lines, *describe_versions(read, versions_read(data), config)]
+                [head, *changes, *lines, *describe_versions(read, versions_read(data), config.data)]
             )
         )
     if mesh.rank == 0:
@@ -465,7 +465,7 @@ def _check_files(
     fix = "restore them, or, if they were repaired, resume with --data.changed-files accept"
     raise ConfigError(
         "\n".join(
-            [f"{change}; {fix}", *lines, *describe_versions(read, versions_read(data), config)]
+            [f"{change}; {fix}", *lines, *describe_versions(read, versions_read(data), config.data)]
         )
     )
 

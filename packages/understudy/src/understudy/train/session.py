@@ -36,7 +36,7 @@ from understudy.train.state import TrainState, init_train_state
 from understudy.train.track.metrics_file import read_verdict
 from understudy.train.track.trackers import MetricsLog
 from understudy_base import Record
-from understudy_data import BatchMixing, Substitution, ValidationData
+from understudy_data import BatchMixing, RemoteOptions, Substitution, ValidationData
 from understudy_kit import Stop, plain
 
 logger = logging.getLogger(__name__)
@@ -166,9 +166,8 @@ class RunSession:
         self.mesh.first(lambda: Substitution.truncate_journals(run.root, self.position))
 
     def _write_update(self) -> list[Record]:
-        return write_update(
-            self.run, self.record, self.data, self.order, self.saved or {}, self.config
-        )
+        cache = Path(RemoteOptions(cache=self.config.data.cache).folder)
+        return write_update(self.run, self.record, self.data, self.order, self.saved or {}, cache)
 
     def train(
         self, validation: ValidationData | None, stop: Stop, started: Callable[[], None]

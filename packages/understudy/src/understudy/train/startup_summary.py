@@ -63,7 +63,7 @@ def startup_summary(
     for source in data.sources:
         lines += [f"{source.name}: {note}" for note in source.notes]
     ahead = config.policy.images_ahead(config.data.actions_per_chunk)
-    shares = config.mode_weights()
+    shares = config.modes.weights()
     trained: dict[str, Collection[str]] = {}
     for mode in shares:
         trained[mode] = policy.trained_terms(mode) if policy else TaskMode.TRAINS[mode]

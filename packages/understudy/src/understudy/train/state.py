@@ -141,7 +141,7 @@ class TrainState:
         """Groups with separate training losses: key of a batch -> name of each of its numbers."""
         if self.policy.scalar_losses:
             return {}
-        modes = {MODE: TaskMode.ALL} if self.config.learns_dynamics() else {}
+        modes = {MODE: TaskMode.ALL} if self.config.modes.learn_dynamics() else {}
         sources = {SOURCE: self.sources} if 1 < len(self.sources) <= MAX_SOURCES else {}
         return {**sources, **modes}
 
@@ -227,9 +227,9 @@ class TrainState:
         marks: dict[str, Tensor] = {}
         if self.heads is not None:
             marks["head"] = self.heads[batch[SOURCE]]
-        if self.config.learns_dynamics():
+        if self.config.modes.learn_dynamics():
             marks[MODE] = draw_modes(
-                self.config.seed, batch["position"], self.config.mode_weights()
+                self.config.seed, batch["position"], self.config.modes.weights()
             )
         return {**batch, **marks}
 
@@ -273,7 +273,7 @@ def _build(config: TrainConfig, network: Any, normalization: Record) -> Policy:
     if policy.scalar_losses:
         _check_scalar_losses(config)
     if lacking := [
-        mode for mode, share in config.mode_weights().items() if share and mode not in policy.modes
+        mode for mode, share in config.modes.weights().items() if share and mode not in policy.modes
     ]:
         raise ConfigError(
             f"mode: {lacking[0]}: this policy can be trained in {', '.join(policy.modes)}"

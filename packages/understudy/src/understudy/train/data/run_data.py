@@ -249,8 +249,8 @@ class RunData:
                 cameras=self.cameras,
                 chunk=config.data.actions_per_chunk,
                 compute=compute_dtype(config.precision),
-                future=config.learns_dynamics(),
-                acts=config.mode_weights()["policy"] > 0,
+                future=config.modes.learn_dynamics(),
+                acts=config.modes.weights()["policy"] > 0,
             )
         except ConfigError:
             raise
@@ -329,7 +329,7 @@ def open_data(
         try:
             return source.split(
                 names[number],
-                config,
+                config.samples,
                 cameras,
                 sizes,
                 entry,

@@ -185,7 +185,7 @@ def check_keep_best(config: TrainConfig, validation: ValidationData) -> None:
     kind, colon, group = name.partition(":")
     if name in ("none", *PLAIN):
         if name == "open_loop" and not (
-            config.policy.ACTS and LossTerm.FLOW in TaskMode.TRAINS[config.val_mode()]
+            config.policy.ACTS and LossTerm.FLOW in TaskMode.TRAINS[config.modes.val_mode()]
         ):
             raise ConfigError(
                 "checkpoint.keep_best: open_loop: no actions are trained (mode, policy.type), so "

@@ -184,7 +184,7 @@ class EpisodeActions:
     """Euler steps of the sampling."""
 
     def __init__(self, state: TrainState, held: ValidationData) -> None:
-        self._mode = state.config.val_mode()
+        self._mode = state.config.modes.val_mode()
         if LossTerm.FLOW not in TaskMode.TRAINS[self._mode] or not state.config.policy.ACTS:
             of = f"mode {state.config.mode}, policy.type {state.config.policy.type}"
             raise ConfigError(f"the run trained no policy to act: {of}")

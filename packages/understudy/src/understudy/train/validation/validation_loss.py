@@ -129,7 +129,7 @@ def validate(
             observers.append(OpenLoop(evaluation, config.val.open_loop_every))
         return evaluate(evaluation, observers, reading)
 
-    first, *others = modes = config.val_modes()
+    first, *others = modes = config.modes.val_modes()
     try:
         with attention_kernels(config.attention):
             result = in_mode(first, is_first=True)
