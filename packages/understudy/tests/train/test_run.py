@@ -190,7 +190,7 @@ def test_train_validates_and_exports_the_average(data: Path, tmp_path: Path) -> 
     )
     held = read_validation_data(config, open_data(config))
     assert held is not None
-    with parallel.join_mesh(config) as mesh:
+    with parallel.join_mesh(config.mesh) as mesh:
         again = evaluate_all(policy, held, config.seed, mesh, every=config.val.open_loop_every)
     assert series(out, "val")[-1] == {"kind": "val", "step": 5, **again}
 

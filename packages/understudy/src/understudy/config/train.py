@@ -13,6 +13,7 @@ from understudy.config.data import REST, DataConfig
 from understudy.config.hints import TRAINER_NAMES
 from understudy.config.intervals import Count, Factor, Period, Processes, Samples, Share, Steps
 from understudy.config.lora import LoraConfig
+from understudy.config.mesh import Batching, MeshSettings
 from understudy.config.rollout import RolloutEvery
 from understudy.config.samples import Mode, SampleSettings, TaskModes
 from understudy.policies.registry import PolicySettings, policy_type
@@ -424,16 +425,17 @@ class TrainConfig:
             if getattr(self, name) == -1:
                 object.__setattr__(self, name, None)
 
-    def accumulates(self) -> bool:
-        """Return whether the settings may cut the share of a process into several micro-batches."""
-        return any((self.micro_batch_size, self.max_num_tokens, self.max_samples))
+    @property
+    def batching(self) -> Batching:
+        """The samples of a step and of its forward passes."""
+        return Batching(
+            self.batch_size, self.micro_batch_size, self.max_num_tokens, self.max_samples
+        )
 
-    def forward_samples(self) -> int:
-        """Return the most samples of a forward pass that the settings name; the share of a process
-        may be smaller.
-        """
-        limits = (self.micro_batch_size, self.max_samples, self.batch_size)
-        return min(limit for limit in limits if limit)
+    @property
+    def mesh(self) -> MeshSettings:
+        """The settings that its processes have to fit."""
+        return MeshSettings(self.parallel, self.device, self.precision, self.batching)
 
     def recomputation(self) -> str:
         """Return the mode and the blocks of activation checkpointing as text."""

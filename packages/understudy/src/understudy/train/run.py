@@ -204,7 +204,7 @@ def open_checkpoint(
     trained = read_settings(checkpoint.read_state(source)["settings"], source)
     config = _move_settings(trained, now)
     torch.set_num_threads(config.torch_threads)
-    with join_mesh(config) as mesh:
+    with join_mesh(config.mesh) as mesh:
         with mesh.together():
             record = run.read_record()
             saved = checkpoint.read_state(source)
@@ -265,7 +265,7 @@ def _start(
         with Stop.on_signals(at_once=True) as stop:
             try:
                 with (
-                    join_mesh(config, STOPPED) as mesh,
+                    join_mesh(config.mesh, STOPPED) as mesh,
                     _lock(run, config, mesh),
                     RareCollection() as collection,
                 ):

@@ -185,7 +185,7 @@ class TrainState:
             timer: measures the phases.
         """
         config = self.config
-        parts, self.part_counts = cut_batch(self.policy, config, self.mesh, batch, draws)
+        parts, self.part_counts = cut_batch(self.policy, config.batching, self.mesh, batch, draws)
         with attention_kernels(config.attention):
             result = optimizer_step(
                 self.policy,
@@ -339,7 +339,7 @@ def init_train_state(
     if check_files:
         with mesh.together():
             policy.check_ready()
-    check_budget(policy, config, data)
+    check_budget(policy, config.batching, config.samples, data)
     heads = torch.from_numpy(data.head_of_source) if len(data.heads) > 1 else None
     setting = "policy.weights" if weights is None else "init_from"
     if on_meta and policy.fills_weights and isinstance(weights, TensorReader | None):
@@ -425,9 +425,9 @@ def assemble(
     rounded = precision.narrow_base(policy, config.lora, dtypes)
     if read is not None:
         check_filled_weights(policy, mesh)
-    check_gpu_memory(policy, config, mesh, free_memory(mesh.device))
+    check_gpu_memory(policy, config.precision, config.optim.ema, mesh, free_memory(mesh.device))
     average = make_average(policy) if config.optim.ema.decay else None
-    masters: Mapping[str, Tensor] = precision.store(policy, config)
+    masters: Mapping[str, Tensor] = precision.store(policy, config.precision)
     if config.activation_checkpoint != "none":  # the average is never trained
         recomputed = select_blocks(policy, policy.blocks(), config.activation_checkpoint_blocks)
         apply_activation_checkpointing(recomputed, config.activation_checkpoint)
@@ -439,7 +439,7 @@ def assemble(
             shard(
                 module,
                 mesh,
-                config,
+                config.precision,
                 module.blocks(),
                 module.float32_modules(),
                 module.forward_methods,
@@ -462,7 +462,9 @@ def assemble(
             read, {name: master.shape for name, master in masters.items() if name in base_names}
         )
         masters = ChainMap(adapters, rows)  # type: ignore[arg-type]  # it is only read
-    optimizer = precision.make_optimizer(policy, config, masters)
+    optimizer = precision.make_optimizer(
+        policy, config.optim, masters, accumulates=config.batching.accumulates()
+    )
     return TrainState(
         config,
         mesh,

@@ -276,7 +276,7 @@ def test_evaluate_skips_an_unreadable_frame(
     held = held_out_of(data)
     chosen = np.arange(len(held)) != sample
     config = config_of(data, out)
-    with parallel.join_mesh(config) as mesh, small_chunks():
+    with parallel.join_mesh(config.mesh) as mesh, small_chunks():
         policy = FlowPolicy.load(out / "policy")
         without = evaluate_all(policy, held.select(chosen), config.seed, mesh, 1, per_dim=True)
         left_out = evaluate_all(policy, held_out_of(root, True), config.seed, mesh, 1, per_dim=True)

@@ -547,13 +547,13 @@ def several(sources: tuple[SourceConfig, ...], shards: int, sizes: list[int]) ->
     )
     out = []
     data, held = opened(sources)
-    with parallel.join_mesh(config) as mesh:
+    with parallel.join_mesh(config.mesh) as mesh:
         for size in sizes:
             policy = untrained(sources, data)
             parallel.shard(
                 policy,
                 mesh,
-                config,
+                config.precision,
                 policy.blocks(),
                 policy.float32_modules(),
                 policy.forward_methods,

@@ -182,7 +182,7 @@ def profile(config: TrainConfig, warmup: int, steps: int) -> Profile | None:
     """
     config = override(config, log={"trackers": ()}, steps=warmup + 2 * steps + 4)
     config = with_local_files(config).resolved()
-    with join_mesh(config) as mesh, temporary_folder() as folder:
+    with join_mesh(config.mesh) as mesh, temporary_folder() as folder:
         torch.set_num_threads(config.torch_threads)
         with mesh.together():
             data = open_data(config)

@@ -331,7 +331,10 @@ def read_validation_data(
     held = ValidationData.from_sources(
         data, bool(config.data.sources), config.val.frames, skip, separator
     )
-    return None if held is None else replace(held, chunk=(trained or config).forward_samples())
+    if held is None:
+        return None
+    batching = (trained or config).batching
+    return replace(held, chunk=batching.forward_samples())
 
 
 def open_validation(config: TrainConfig, data: RunData) -> ValidationData | None:
