@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from understudy.compile import attention_kernels, compile_blocks
+from understudy.config.samples import TaskModes
 from understudy.config.train import TrainConfig
 from understudy.distributed.activation_checkpoint import (
     apply_activation_checkpointing,
@@ -130,6 +131,16 @@ class TrainState:
         }
         past_starts = saved.get("starts", ()) if saved else ()
         self.starts = [*past_starts, start]
+
+    @property
+    def seed(self) -> int:
+        """Seed of every draw."""
+        return self.config.seed
+
+    @property
+    def modes(self) -> TaskModes:
+        """The task modes of the samples."""
+        return self.config.modes
 
     @property
     def eval_policy(self) -> Policy:

@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from understudy.config.train import TrainConfig
+from understudy.config.samples import SampleSettings
+from understudy.config.train import ValConfig
 from understudy.policies.common.settings import LossTerm, TaskMode
 from understudy_base import ConfigError, Record
 from understudy_data import Instructions, ValidationData
@@ -177,21 +178,22 @@ def best_metrics(record: Record) -> dict[str, float]:
     return {name: value for name, value in figures.items() if value is not None}
 
 
-def check_keep_best(config: TrainConfig, validation: ValidationData) -> None:
+def check_keep_best(
+    name: str, samples: SampleSettings, val: ValConfig, validation: ValidationData
+) -> None:
     """Raise ConfigError, with the available figures, unless a validation of these frames has that
-    of `keep_best`.
+    of `keep_best`, which is `name`.
     """
-    name = config.checkpoint.keep_best
     kind, colon, group = name.partition(":")
     if name in ("none", *PLAIN):
         if name == "open_loop" and not (
-            config.policy.ACTS and LossTerm.FLOW in TaskMode.TRAINS[config.modes.val_mode()]
+            samples.policy.ACTS and LossTerm.FLOW in TaskMode.TRAINS[samples.modes.val_mode()]
         ):
             raise ConfigError(
                 "checkpoint.keep_best: open_loop: no actions are trained (mode, policy.type), so "
                 "none are compared"
             )
-        if name == "open_loop" and not config.val.open_loop_every:
+        if name == "open_loop" and not val.open_loop_every:
             raise ConfigError(
                 "checkpoint.keep_best: open_loop: it is not measured; set val.open_loop_every, to "
                 "10 for example"

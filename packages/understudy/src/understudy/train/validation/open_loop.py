@@ -184,9 +184,10 @@ class EpisodeActions:
     """Euler steps of the sampling."""
 
     def __init__(self, state: TrainState, held: ValidationData) -> None:
-        self._mode = state.config.modes.val_mode()
-        if LossTerm.FLOW not in TaskMode.TRAINS[self._mode] or not state.config.policy.ACTS:
-            of = f"mode {state.config.mode}, policy.type {state.config.policy.type}"
+        self._mode = state.modes.val_mode()
+        network = state.policy.config
+        if LossTerm.FLOW not in TaskMode.TRAINS[self._mode] or not network.ACTS:
+            of = f"mode {state.modes.mode}, policy.type {network.type}"
             raise ConfigError(f"the run trained no policy to act: {of}")
         self._state = state
         self._held = held
@@ -225,9 +226,7 @@ class EpisodeActions:
             identity = held.identity(part)
             task = batch[TASK][0]
             inputs = policy.batch_to_device(policy.preprocess(batch))
-            [actions] = predict_actions(
-                policy, inputs, identity, self._state.config.seed, self._mode
-            )
+            [actions] = predict_actions(policy, inputs, identity, self._state.seed, self._mode)
             frame = int(held.frame[number])
             yield frame, int(identity[0]), actions.float().cpu().numpy(), task
 
@@ -273,7 +272,7 @@ class EpisodeActions:
                     )
                 inputs = policy.from_present(policy.batch_to_device(batch))
                 proposed = predict_actions(
-                    policy, inputs, part.identity(span), state.config.seed, self._mode
+                    policy, inputs, part.identity(span), state.seed, self._mode
                 )
                 for row in range(span.stop - span.start):
                     if row in unreadable:

@@ -343,7 +343,7 @@ def open_validation(config: TrainConfig, data: RunData) -> ValidationData | None
     """
     validation = read_validation_data(config, data) if config.val.every else None
     if validation is not None:
-        check_keep_best(config, validation)
+        check_keep_best(config.checkpoint.keep_best, config.samples, config.val, validation)
     return validation
 
 
