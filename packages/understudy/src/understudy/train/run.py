@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from understudy.compile import is_compile_error
+from understudy.config.data import DataConfig
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed.mesh import Mesh, RankError, join_mesh
 from understudy.train.checkpoint import checkpoint
@@ -439,17 +440,17 @@ def _open_same_data(
             )
         )
     if mesh.rank == 0:
-        _check_files(run, files, read, data, config)
+        _check_files(run, files, read, data, config.data)
     return data
 
 
 def _check_files(
-    run: RunDir, before: Record, read: Versions, data: RunData, config: TrainConfig
+    run: RunDir, before: Record, read: Versions, data: RunData, settings: DataConfig
 ) -> None:
     """Raise ConfigError if data or video files changed; with `data.changed_files` accept, log them
     instead.
     """
-    now = file_digests(data, Path(RemoteOptions(cache=config.data.cache).folder))
+    now = file_digests(data, Path(RemoteOptions(cache=settings.cache).folder))
     lines = [
         f"  {name}: {UsedFiles.describe_change(before[name], now[name] or [])}"
         for name in UsedFiles.changed_kinds(before, now)
@@ -457,7 +458,7 @@ def _check_files(
     if not lines:
         return
     change = f"{run.root}: files of the dataset changed since the run started"
-    if config.data.changed_files == "accept":
+    if settings.changed_files == "accept":
         logger.warning(
             "\n".join([f"{change}; the run uses the present ones (data.changed_files)", *lines])
         )
@@ -465,7 +466,7 @@ def _check_files(
     fix = "restore them, or, if they were repaired, resume with --data.changed-files accept"
     raise ConfigError(
         "\n".join(
-            [f"{change}; {fix}", *lines, *describe_versions(read, versions_read(data), config.data)]
+            [f"{change}; {fix}", *lines, *describe_versions(read, versions_read(data), settings)]
         )
     )
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from understudy.compile import attention_kernels, compile_blocks
+from understudy.config.data import DataConfig
 from understudy.config.samples import TaskModes
 from understudy.config.train import TrainConfig
 from understudy.distributed.activation_checkpoint import (
@@ -282,7 +283,7 @@ def _build(config: TrainConfig, network: Any, normalization: Record) -> Policy:
             f"({page('own_policies.md')})"
         )
     if policy.scalar_losses:
-        _check_scalar_losses(config)
+        _check_scalar_losses(config.data, config.checkpoint.keep_best)
     if lacking := [
         mode for mode, share in config.modes.weights().items() if share and mode not in policy.modes
     ]:
@@ -292,19 +293,18 @@ def _build(config: TrainConfig, network: Any, normalization: Record) -> Policy:
     return policy
 
 
-def _check_scalar_losses(config: TrainConfig) -> None:
+def _check_scalar_losses(settings: DataConfig, keep_best: str) -> None:
     """Raise ConfigError where a setting needs losses per sample."""
     if any(
-        source.frame_weights and source.frame_weights_in != "order"
-        for source in config.data.mixed()
+        source.frame_weights and source.frame_weights_in != "order" for source in settings.mixed()
     ):
         raise ConfigError(
             "frame_weights_in: the policy returns one loss per batch (scalar_losses): set it to "
             "order"
         )
-    if (figure := config.checkpoint.keep_best) not in ("none", "loss", "open_loop"):
+    if keep_best not in ("none", "loss", "open_loop"):
         raise ConfigError(
-            f"checkpoint.keep_best: {figure}: the policy returns one loss per batch "
+            f"checkpoint.keep_best: {keep_best}: the policy returns one loss per batch "
             "(scalar_losses), so validations have no groups: one of none, loss, open_loop"
         )
 

@@ -31,6 +31,7 @@ from torch._subclasses.fake_tensor import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.flop_counter import FlopCounterMode
 
+from understudy.config.mesh import MeshSettings
 from understudy.config.train import TrainConfig
 from understudy.distributed.activation_checkpoint import CheckpointMode, without_checkpointing
 from understudy.distributed.mesh import DIMENSIONS, Mesh, mesh_shape
@@ -398,7 +399,7 @@ def _trace(
     heads = torch.from_numpy(data.head_of_source) if len(data.heads) > 1 else None
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     live = LiveBytes(sums_copies=device == "cpu")
-    with _mesh(config, world_size, device) as mesh, warnings.catch_warnings():
+    with _mesh(config.mesh, world_size, device) as mesh, warnings.catch_warnings():
         # by deepcopy
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         with fake, live:
@@ -436,14 +437,14 @@ def _trace(
 
 
 @contextmanager
-def _mesh(config: TrainConfig, world_size: int, device: str) -> Iterator[Mesh]:
+def _mesh(settings: MeshSettings, world_size: int, device: str) -> Iterator[Mesh]:
     """The mesh of one of `world_size` processes, of which the others are absent and every exchange
     does nothing.
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     cpu = torch.device("cpu")
-    shape = mesh_shape(config.mesh, world_size)
+    shape = mesh_shape(settings, world_size)
     alone = world_size == 1
     if not alone:
         if dist.is_initialized():
