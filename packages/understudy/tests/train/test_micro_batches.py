@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from understudy.config.mesh import Batching
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed import mesh as parallel
 from understudy.policies.draws import make_draws
@@ -383,10 +384,8 @@ def test_profile_counts_valid_and_computed_tokens() -> None:
 
 
 def test_largest_part_is_within_the_limits() -> None:
-    base = TrainConfig(batch_size=16)
-    assert [
-        replace(base, max_samples=most).batching.largest_part(2, None) for most in (None, 3, 99)
-    ] == [
+    base = Batching(batch_size=16)
+    assert [replace(base, max_samples=most).largest_part(2, None) for most in (None, 3, 99)] == [
         8,
         3,
         8,
