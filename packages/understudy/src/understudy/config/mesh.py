@@ -1,10 +1,30 @@
 """Parts of a run's settings that decide its processes and its forward passes."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Annotated
 
-if TYPE_CHECKING:
-    from understudy.config.train import ParallelConfig
+from understudy.config.intervals import Processes
+from understudy_kit import OnResume, Positive
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """Mesh of processes: replicas of the weights, each divided into shards.
+
+    (dp_replicate, dp_shard) = (N, 1) is DDP, (1, N) FSDP2, (R, S) HSDP. Start the processes with
+    `--launch N`. The samples do not depend on the mesh; the numbers only through the rounding of
+    sums.
+    """
+
+    dp_shard: Processes = 1
+    """Number of processes that share the weights, gradients and moments of one replica."""
+    dp_replicate: Processes | None = None
+    """Number of replicas; the default is processes / dp_shard."""
+    timeout: Annotated[Positive, OnResume.NO_EFFECT] = 600.0
+    """Seconds that a process waits for an idle one before it gives up. This catches processes that
+    hang: a process that ended is noticed at once, and work that rank 0 does alone at the start may
+    take any time.
+    """
 
 
 @dataclass(frozen=True)
@@ -53,7 +73,7 @@ class Batching:
 class MeshSettings:
     """Settings that the processes of a run have to fit."""
 
-    parallel: "ParallelConfig"
+    parallel: ParallelConfig
     device: str
     precision: str
     batching: Batching

@@ -2,15 +2,33 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from understudy.config.data import DataConfig
+from understudy.config.intervals import Share
 from understudy.policies.registry import PolicySettings
-
-if TYPE_CHECKING:
-    from understudy.config.train import AugmentConfig
+from understudy_kit import Interval
 
 Mode = Literal["policy", "forward_dynamics", "inverse_dynamics"]
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    """Augmentation of training samples. It depends only on the seed and the sample's position in
+    the order.
+    """
+
+    shift: Annotated[int, Interval(ge=0, le=2**13)] = 4
+    """Largest random shift of images in pixels, in each direction, with repeated edges; 0 disables
+    it.
+    """
+    text_dropout: Share = 0.0
+    """Share of samples whose instruction is replaced by the empty text."""
+    task_separator: str = ""
+    """Text between several instructions of an episode, such as DROID's ` | `: each sample gets one
+    of them, drawn for its position, and each validation frame one drawn for the frame. Empty: the
+    task text as it is.
+    """
 
 
 @dataclass(frozen=True)
@@ -61,6 +79,6 @@ class SampleSettings:
     """Settings that decide the samples of a run and their windows."""
 
     data: DataConfig
-    augment: "AugmentConfig"
+    augment: AugmentConfig
     modes: TaskModes
     policy: PolicySettings

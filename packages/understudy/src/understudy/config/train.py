@@ -11,10 +11,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from understudy.config.data import REST, DataConfig
 from understudy.config.hints import TRAINER_NAMES
-from understudy.config.intervals import Count, Factor, Period, Processes, Samples, Share, Steps
+from understudy.config.intervals import Count, Factor, Period, Samples, Share, Steps
 from understudy.config.lora import LoraConfig
 from understudy.config.mesh import Batching, MeshSettings
+from understudy.config.mesh import ParallelConfig as ParallelConfig
 from understudy.config.rollout import RolloutEvery
+from understudy.config.samples import AugmentConfig as AugmentConfig
 from understudy.config.samples import Mode, SampleSettings, TaskModes
 from understudy.policies.registry import PolicySettings, policy_type
 from understudy_base import Record, parse_bytes
@@ -124,45 +126,6 @@ class ScheduleConfig:
     def warmup(self, steps: int) -> int:
         """Return the steps of the warm-up of a run of this length."""
         return min(100, steps // 10) if self.warmup_steps is None else self.warmup_steps
-
-
-@dataclass(frozen=True)
-class AugmentConfig:
-    """Augmentation of training samples. It depends only on the seed and the sample's position in
-    the order.
-    """
-
-    shift: Annotated[int, Interval(ge=0, le=2**13)] = 4
-    """Largest random shift of images in pixels, in each direction, with repeated edges; 0 disables
-    it.
-    """
-    text_dropout: Share = 0.0
-    """Share of samples whose instruction is replaced by the empty text."""
-    task_separator: str = ""
-    """Text between several instructions of an episode, such as DROID's ` | `: each sample gets one
-    of them, drawn for its position, and each validation frame one drawn for the frame. Empty: the
-    task text as it is.
-    """
-
-
-@dataclass(frozen=True)
-class ParallelConfig:
-    """Mesh of processes: replicas of the weights, each divided into shards.
-
-    (dp_replicate, dp_shard) = (N, 1) is DDP, (1, N) FSDP2, (R, S) HSDP. Start the processes with
-    `--launch N`. The samples do not depend on the mesh; the numbers only through the rounding of
-    sums.
-    """
-
-    dp_shard: Processes = 1
-    """Number of processes that share the weights, gradients and moments of one replica."""
-    dp_replicate: Processes | None = None
-    """Number of replicas; the default is processes / dp_shard."""
-    timeout: Annotated[Positive, OnResume.NO_EFFECT] = 600.0
-    """Seconds that a process waits for an idle one before it gives up. This catches processes that
-    hang: a process that ended is noticed at once, and work that rank 0 does alone at the start may
-    take any time.
-    """
 
 
 @dataclass(frozen=True)
