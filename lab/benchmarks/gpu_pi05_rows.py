@@ -57,7 +57,7 @@ with this one.
 
 def train(row: Row) -> dict[str, Any]:
     """Speed and memory of the training step."""
-    with join_mesh(train_config(row)) as mesh:
+    with join_mesh(train_config(row).mesh) as mesh:
         state = make_state(row, mesh)
         data = batches(row, mesh.device)
         device = mesh.device

@@ -110,7 +110,7 @@ def test_settings_of_the_pages_load(tmp_path: Path) -> None:
     data = load_settings("mixtures", tmp_path / "mixtures.yaml").data
     assert data.names() == ("table", "arms")
     assert (
-        TrainConfig(data=data, mode={"policy": 3.0, "inverse_dynamics": 1.0}).mode_weights()[
+        TrainConfig(data=data, mode={"policy": 3.0, "inverse_dynamics": 1.0}).modes.weights()[
             "policy"
         ]
         == 3 / 4

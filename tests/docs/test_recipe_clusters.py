@@ -29,7 +29,7 @@ def check(words: list[str], env: dict[str, str], hosts: Hosts, ranks: int) -> Tr
     assert read_hosts(env) == hosts
     config = read_settings("train", rest)
     assert isinstance(config, TrainConfig)
-    mesh_shape(config, hosts.count * ranks)
+    mesh_shape(config.mesh, hosts.count * ranks)
     assert config.batch_size % (hosts.count * ranks) == 0
     return config
 

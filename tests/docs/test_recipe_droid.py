@@ -171,7 +171,7 @@ def test_recipe_meshes_fit_their_hosts() -> None:
         ]
         assert read[0] == read[1]
         config = read[0]
-        assert mesh_shape(config, int(nodes) * int(gpus)) == (int(replicas), int(shards))
+        assert mesh_shape(config.mesh, int(nodes) * int(gpus)) == (int(replicas), int(shards))
         assert config.parallel.dp_replicate is None, (
             "a run could not continue with another number of hosts"
         )

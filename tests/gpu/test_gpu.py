@@ -183,7 +183,7 @@ def test_masters_beside_somebody_elses_optimizer(device: str) -> None:
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_training_learns_and_its_average_follows(root: Path, device: str, precision: Any) -> None:
     config = tiny_config(root, root, device=device, batch_size=8, precision=precision, steps=60)
-    with parallel.join_mesh(config) as mesh:
+    with parallel.join_mesh(config.mesh) as mesh:
         training, batches = started(config, mesh)
         batch = next(batches)
         results = [training.train_step(batch) for _ in range(40)]
@@ -216,7 +216,7 @@ def test_micro_batches_give_the_gradient_of_the_whole(
         config = tiny_config(
             root, root, device=device, batch_size=8, precision=precision, micro_batch_size=micro
         )
-        with parallel.join_mesh(config) as mesh:
+        with parallel.join_mesh(config.mesh) as mesh:
             training, batches = started(config, mesh)
             norms.append(training.train_step(next(batches)).grad_norm.item())
     assert norms[0] == pytest.approx(norms[1], rel=1e-4 if precision == "fp32" else 0.05)
@@ -228,7 +228,7 @@ def test_a_checkpoint_brings_every_bit_back(
     root: Path, tmp_path: Path, device: str, precision: Any
 ) -> None:
     config = tiny_config(root, root, device=device, batch_size=8, precision=precision)
-    with parallel.join_mesh(config) as mesh:
+    with parallel.join_mesh(config.mesh) as mesh:
         training, batches = started(config, mesh)
         for _ in range(3):
             training.train_step(next(batches))
@@ -260,7 +260,7 @@ def test_a_mesh_of_one_device_steps_as_no_mesh_does(
         pytest.skip("torch < 2.8: FSDP2 cannot sum gradients")
     config = tiny_config(root, root, device=device, batch_size=8, precision=precision)
     results = []
-    with parallel.join_mesh(config) as mesh:
+    with parallel.join_mesh(config.mesh) as mesh:
         for world in (1, 2):
             training, batches = started(config, replace(mesh, world_size=world))
             # absent ranks cannot report the parameters that the loss reaches
@@ -282,7 +282,7 @@ def test_compiled_blocks_agree_with_plain_ones(root: Path, device: str) -> None:
     losses = []
     for compiles in (False, True):
         config = tiny_config(root, root, device=device, batch_size=8, compile=compiles)
-        with parallel.join_mesh(config) as mesh:
+        with parallel.join_mesh(config.mesh) as mesh:
             training, batches = started(config, mesh)
             losses.append(
                 [training.train_step(batch).loss.item() for _, batch in zip(range(2), batches)]

@@ -39,7 +39,7 @@ def warned(device: Literal["auto", "cpu"] = "auto") -> list[str]:
     """Return the lines that a choice of the CPU brings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert choose_device(replace(TrainConfig(), device=device), 0).type == "cpu"
+        assert choose_device(replace(TrainConfig(), device=device).device, 0).type == "cpu"
     return [str(warning.message) for warning in caught]
 
 
@@ -58,7 +58,7 @@ def test_a_card_that_torch_cannot_use_is_named(
     assert devices.BUILDS in line
     assert warned("cpu") == []
     with pytest.raises(ConfigError, match="H100"):
-        choose_device(replace(TrainConfig(), device="cuda"), 0)
+        choose_device(replace(TrainConfig(), device="cuda").device, 0)
     for hidden in ("", "-1"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
         assert warned() == []
@@ -132,7 +132,7 @@ def test_a_card_without_kernels_is_named_at_the_start(monkeypatch: pytest.Monkey
     assert "12.0" in line
     assert "sm_90" in line
     with pytest.raises(ConfigError, match="card 0"):
-        choose_device(replace(TrainConfig(), device="cuda"), 0)
+        choose_device(replace(TrainConfig(), device="cuda").device, 0)
     with pytest.raises(ConfigError, match="card 0"):
         devices.torch_device("cuda")
 
@@ -142,8 +142,8 @@ def test_a_card_without_kernels_beside_a_sound_one_is_refused_with_the_other(
 ) -> None:
     cards(monkeypatch, (6, 1), (9, 0))
     with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES=1"):
-        choose_device(TrainConfig(), 0)
-    assert choose_device(TrainConfig(), 1) == torch.device("cuda", 1)
+        choose_device(TrainConfig().device, 0)
+    assert choose_device(TrainConfig().device, 1) == torch.device("cuda", 1)
     with pytest.raises(ConfigError, match=r"cuda:0 .*cuda:1"):
         devices.torch_device("cuda:2")
 

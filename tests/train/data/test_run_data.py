@@ -287,7 +287,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Datase
             raise error
 
         monkeypatch.setattr(EpisodeDataset, "batch", fail)
-        return make_contract(config, data)
+        return make_contract(config.samples, data)
 
     return made
 
@@ -322,7 +322,7 @@ def test_sources_of_one_robot_state_facts_that_agree(tmp_path: Path) -> None:
     config = replace(config, data=replace(config.data, root="", sources=sources))
 
     def stated() -> set[object]:
-        robots = make_contract(config, open_data(config))["robots"]
+        robots = make_contract(config.samples, open_data(config))["robots"]
         units = [robot["action"]["units"] for robot in robots.values()]
         return {unit for row in units if row != "unknown" for unit in row}
 

@@ -166,7 +166,7 @@ def open_value_function(root: Path, data: str, source: str, device: str) -> Valu
     names = ("robot_type", "control_mode", "action", "state", "cameras", "delta_action_dims")
     mapping = {setting: getattr(sources[name], setting) for setting in names}
     whole = SourceConfig(root=data, name=name, on_bad_episode="error", val_fraction=0.0, **mapping)
-    config = replace(settings, data=replace(settings.data, sources=(whole,)))
+    samples = replace(settings.samples, data=replace(settings.data, sources=(whole,)))
     cameras = policy.config.cameras
     opened = open_source(whole, open_episodes(data), cameras)
     sizes = dict.fromkeys(cameras, policy.config.image_size)
@@ -176,7 +176,7 @@ def open_value_function(root: Path, data: str, source: str, device: str) -> Valu
             f"source: {name}: its norm head {head} is none of the policy's: "
             f"{', '.join(policy.norm_heads)}"
         )
-    dataset = opened.split(name, config, cameras, sizes).training
+    dataset = opened.split(name, samples, cameras, sizes).training
     checksums = {
         path.name: Checksums.sha256_of(path)
         for path in sorted(folder.iterdir())

@@ -81,7 +81,7 @@ def run_cases(tokenizer: Path, shards: int) -> tuple[dict[str, Result], list[str
     """Results by case, and the warnings about views."""
     parallel = ParallelConfig(timeout=300, dp_shard=shards)
     with (
-        join_mesh(TrainConfig(device="cpu", micro_batch_size=1, parallel=parallel)) as mesh,
+        join_mesh(TrainConfig(device="cpu", micro_batch_size=1, parallel=parallel).mesh) as mesh,
         warnings.catch_warnings(record=True) as caught,
     ):
         warnings.simplefilter("always")
@@ -142,7 +142,7 @@ def run_without(tokenizer: Path, fast: str, left_out: tuple[str, ...], shards: i
         "parallel": parallel,
     }
     config = TrainConfig(data=DataConfig(root="d"), device="cpu", **given)
-    with join_mesh(config) as mesh:
+    with join_mesh(config.mesh) as mesh:
         made = policy(tokenizer, response_tokens=8, fast=fast, action_tokens=40)
         state = assemble(config, made, mesh)
         share = COUNT // mesh.world_size
@@ -234,7 +234,7 @@ def run_split(tokenizer: Path, precision: str) -> tuple[list[float], dict[str, T
         precision=precision,  # type: ignore[arg-type]
         optim=OptimConfig(lr=1e-5),
     )
-    with join_mesh(TrainConfig(device="cpu", parallel=ParallelConfig(timeout=300))) as mesh:
+    with join_mesh(TrainConfig(device="cpu", parallel=ParallelConfig(timeout=300)).mesh) as mesh:
         made = small_policy(tokenizer)
         state = assemble(config, made, mesh)
         losses = []

@@ -203,14 +203,14 @@ def test_compiled_blocks_agree_to_rounding() -> None:
 def sharded(shards: int) -> list[bool]:
     """On each rank: whether a sharded policy with forgetful blocks has the bits of one without."""
     config = TrainConfig(device="cpu", parallel=ParallelConfig(dp_shard=shards, timeout=300))
-    with parallel.join_mesh(config) as mesh:
+    with parallel.join_mesh(config.mesh) as mesh:
         seen = []
         for kept in ("none", "selective", "full"):
             model = built(kept)
             parallel.shard(
                 model,
                 mesh,
-                config,
+                config.precision,
                 model.blocks(),
                 model.float32_modules(),
                 model.forward_methods,

@@ -72,9 +72,9 @@ def fill_rank(shards: int) -> dict[str, Any]:
         rows[name] += stop - start
         return WHOLE[name][start:stop]
 
-    with join_mesh(config) as mesh:
+    with join_mesh(config.mesh) as mesh:
         network = Network()
-        shard(network, mesh, config, list(network.layers))
+        shard(network, mesh, config.precision, list(network.layers))
         assert all(parameter.is_meta for parameter in network.parameters())
         materialise([network], mesh.device)
         fill(network.named_parameters(), read)

@@ -30,7 +30,7 @@ def refuse() -> None:
 
 
 def agreement() -> dict[str, Any]:
-    with parallel.join_mesh(config()) as mesh:
+    with parallel.join_mesh(config().mesh) as mesh:
         told: dict[str, Any] = {
             "who": (mesh.rank, mesh.world_size, mesh.local_rank, mesh.local_world_size, mesh.shape)
         }
@@ -73,7 +73,7 @@ def group_of_the_program(backend: str) -> str:
     """Error of joining a process group that the program has made, "" for none."""
     dist.init_process_group(backend)
     try:
-        with parallel.join_mesh(config()) as mesh:
+        with parallel.join_mesh(config().mesh) as mesh:
             return "" if mesh.gather(mesh.rank) == [0, 1] and not mesh.ours else "other ranks"
     except ConfigError as error:
         return str(error)
@@ -100,7 +100,7 @@ def long_work(seconds: float) -> int:
 
 def alone_for_long() -> list[int]:
     patient = config(parallel=ParallelConfig(timeout=TIMEOUT))
-    with parallel.join_mesh(patient) as mesh:
+    with parallel.join_mesh(patient.mesh) as mesh:
         return [
             mesh.first(lambda: long_work(TIMEOUT + 2)),
             mesh.first(os.getpid),
@@ -133,7 +133,7 @@ def busy_helper() -> int:
 
 
 def helped() -> int:
-    with parallel.join_mesh(config()) as mesh:
+    with parallel.join_mesh(config().mesh) as mesh:
         return replace(mesh, timeout=3.0).first(busy_helper)
 
 
@@ -153,12 +153,12 @@ def hang() -> None:
 
 
 def alone_and_stuck() -> None:
-    with parallel.join_mesh(config()) as mesh:
+    with parallel.join_mesh(config().mesh) as mesh:
         replace(mesh, timeout=1.0).first(hang)
 
 
 def alone_and_gone() -> None:
-    with parallel.join_mesh(config()) as mesh:
+    with parallel.join_mesh(config().mesh) as mesh:
         mesh.gather(None)  # both have begun
         mesh.first(lambda: os._exit(7))
 
@@ -176,7 +176,7 @@ def test_ranks_do_not_wait_for_a_first_one_that_hangs_or_is_gone() -> None:
 
 
 def vanishing() -> None:
-    with parallel.join_mesh(config()) as mesh:
+    with parallel.join_mesh(config().mesh) as mesh:
         if mesh.rank == 1:
             os._exit(7)
         mesh.sum(torch.zeros(()))
@@ -194,7 +194,7 @@ def test_a_rank_that_dies_ends_the_others_with_one_clear_error() -> None:
 
 def test_arrangements_that_do_not_come_out_say_what_would() -> None:
     def arranged(world: int, **changes: Any) -> tuple[int, int]:
-        return parallel.mesh_shape(TrainConfig(parallel=ParallelConfig(**changes)), world)
+        return parallel.mesh_shape(TrainConfig(parallel=ParallelConfig(**changes)).mesh, world)
 
     assert [
         arranged(1),
@@ -214,15 +214,15 @@ def test_arrangements_that_do_not_come_out_say_what_would() -> None:
     with refused("batch_size", 64, 65, kind=ConfigError):
         arranged(65)
     with refused("micro_batch_size", 16, 3, kind=ConfigError):
-        parallel.mesh_shape(replace(TrainConfig(), micro_batch_size=16), 3)
+        parallel.mesh_shape(replace(TrainConfig(), micro_batch_size=16).mesh, 3)
     assert arranged(3) == (3, 1)
     if not torch.cuda.is_available():
         with refused("device", "cuda", "--device", kind=ConfigError):
-            parallel.choose_device(replace(TrainConfig(), device="cuda"), 0)
+            parallel.choose_device(replace(TrainConfig(), device="cuda").device, 0)
 
 
 def test_one_process_is_a_mesh_too_and_leaves_no_group_behind() -> None:
-    with parallel.join_mesh(config()) as mesh:
+    with parallel.join_mesh(config().mesh) as mesh:
         assert (mesh.rank, mesh.world_size, mesh.shape) == (0, 1, (1, 1))
         assert mesh.sum(torch.tensor(2.0)).item() == 2.0
         assert mesh.first(lambda: "made") == "made"
@@ -240,7 +240,7 @@ def test_what_an_older_torch_lacks_is_asked_for_before_anything_begins(
         (replace(split, micro_batch_size=4), 1, ("micro_batch_size", "2.10")),
     ):
         with refused(*needed, torch.__version__, kind=ConfigError) as caught:
-            parallel.mesh_shape(asked, world)
+            parallel.mesh_shape(asked.mesh, world)
         assert "\n" not in str(caught.value)
     for fine in (
         config(),
@@ -248,7 +248,7 @@ def test_what_an_older_torch_lacks_is_asked_for_before_anything_begins(
         replace(split, micro_batch_size=8),
         replace(split, precision="bf16", micro_batch_size=4),
     ):
-        assert parallel.mesh_shape(fine, 1) == (1, 1)
+        assert parallel.mesh_shape(fine.mesh, 1) == (1, 1)
 
 
 def test_this_torch_has_what_it_is_asked_for() -> None:
@@ -266,7 +266,7 @@ def test_a_process_begins_and_ends_run_after_run() -> None:
     """
     config = TrainConfig()
     for number in range(60):
-        with parallel.join_mesh(config) as mesh:
+        with parallel.join_mesh(config.mesh) as mesh:
             assert mesh.gather({"run": number}) == [{"run": number}]
             assert mesh.first(lambda: number) == number  # noqa: B023 (called at once)
 
@@ -290,8 +290,8 @@ def test_options_of_accelerate_launch_are_refused_with_ours(
         "GRADIENT_ACCUMULATION_STEPS=1",
     ):
         monkeypatch.setenv(*f"ACCELERATE_{neutral}".split("="))
-    with parallel.join_mesh(config()):
+    with parallel.join_mesh(config().mesh):
         pass
     monkeypatch.setenv(f"ACCELERATE_{name}", value)
     with pytest.raises(ConfigError, match=setting):
-        parallel.begin(config())
+        parallel.begin(config().mesh)

@@ -74,7 +74,7 @@ def waits_alone(code: int | None) -> None:
 
     threading.Thread(target=interrupt, daemon=True).start()
     config = TrainConfig(device="cpu", parallel=ParallelConfig(timeout=300))
-    with Stop.on_signals(at_once=True), join_mesh(config, code):
+    with Stop.on_signals(at_once=True), join_mesh(config.mesh, code):
         raise AssertionError("there is no other process")
 
 

@@ -192,7 +192,8 @@ def test_optimizer_state_is_that_of_the_adapters(precision: Any) -> None:
     base = {
         name: p.detach().clone() for name, p in policy.named_parameters() if not p.requires_grad
     }
-    optimizer = make_optimizer(policy, config, store(policy, config))
+    masters = store(policy, precision)
+    optimizer = make_optimizer(policy, config.optim, masters, accumulates=False)
     size = sum(
         rank * (layer.in_features + layer.out_features) for layer in adapted_layers(policy).values()
     )
@@ -223,7 +224,8 @@ def counted(precision: Any, rank: int) -> list[int]:
     )
     add_adapters(policy, LoraConfig(rank, targets=("*",)), OptimConfig(), Seeds())
     config = TrainConfig(precision=precision)
-    optimizer = make_optimizer(policy, config, store(policy, config))
+    masters = store(policy, precision)
+    optimizer = make_optimizer(policy, config.optim, masters, accumulates=False)
     state = sum(
         t.numel() * t.element_size() for each in optimizer.state.values() for t in each.values()
     )
@@ -252,7 +254,7 @@ def test_the_average_shares_frozen_weights_and_checkpoints_hold_them_once() -> N
     assert {n for n in mine if mine[n].data_ptr() == theirs[n].data_ptr()} == set(
         policies.policy().state_dict()
     ) - {name for name, _ in policy.named_buffers()}
-    optimizer = make_optimizer(policy, TrainConfig(), {})
+    optimizer = make_optimizer(policy, OptimConfig(), {}, accumulates=False)
     stored = named_tensors(policy, optimizer, average)
     line = table(policy, optimizer, average, "float32").splitlines()[-1]
     assert line.split()[:2] == [
@@ -264,7 +266,8 @@ def test_the_average_shares_frozen_weights_and_checkpoints_hold_them_once() -> N
     assert "average/out_proj.lora_a" in stored
     half = policies.policy()
     freeze(half, OptimConfig(freeze=("out_proj.*",)))
-    whole = named_tensors(half, make_optimizer(half, TrainConfig(), {}), make_average(half))
+    optimizer = make_optimizer(half, OptimConfig(), {}, accumulates=False)
+    whole = named_tensors(half, optimizer, make_average(half))
     assert set(whole) >= {"weights/out_proj.weight", "average/layers.0.grow.weight"}
     assert "average/out_proj.weight" not in whole
 

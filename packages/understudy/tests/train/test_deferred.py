@@ -62,7 +62,7 @@ def start(
         optim=OptimConfig(ema=EmaConfig(decay=0.5), freeze=("vision.*",)),
         lora=LoraConfig(rank, targets=("*",)),
     )
-    with join_mesh(config) as mesh:
+    with join_mesh(config.mesh) as mesh:
         given = None if deferred else WHOLE.state_dict()
         state = init_train_state(
             config,
@@ -125,7 +125,7 @@ def shared(deferred: bool) -> set[str]:
     weight_files.LARGE = 8
     optim = OptimConfig(ema=EmaConfig(decay=0.5), freeze=("vision.*",))
     with join_mesh(
-        config := TrainConfig(data=DataConfig(root="d"), device="cpu", optim=optim)
+        (config := TrainConfig(data=DataConfig(root="d"), device="cpu", optim=optim)).mesh
     ) as mesh:
         state = init_train_state(
             config,
@@ -167,10 +167,10 @@ def test_state_that_exceeds_a_gpu_is_an_error_before_the_run(
     for shards in (1, 2):
         mesh: Any = SimpleNamespace(shape=(1, shards))
         needed = per_weight * count // shards
-        check_gpu_memory(made, config, mesh, needed)
-        check_gpu_memory(made, config, mesh, None)
+        check_gpu_memory(made, config.precision, config.optim.ema, mesh, needed)
+        check_gpu_memory(made, config.precision, config.optim.ema, mesh, None)
         with pytest.raises(ConfigError):
-            check_gpu_memory(made, config, mesh, needed - 1)
+            check_gpu_memory(made, config.precision, config.optim.ema, mesh, needed - 1)
 
 
 def test_weights_that_exceed_the_machine_are_an_error_before_the_run() -> None:
@@ -224,7 +224,7 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ten
 
 
 def started(weights: TensorReader) -> dict[str, Tensor]:
-    with join_mesh(config := TrainConfig(data=DataConfig(root="d"), device="cpu")) as mesh:
+    with join_mesh((config := TrainConfig(data=DataConfig(root="d"), device="cpu")).mesh) as mesh:
         return init_train_state(
             config, policies.run_data(policies.config()), policies.NORMALIZATION, mesh, weights
         ).policy.state_dict()
@@ -271,7 +271,7 @@ def start_pi05(folder: str, shards: int, init_from: bool = False) -> str:
     config = TrainConfig(
         data=DataConfig(root="d"), device="cpu", parallel=ParallelConfig(dp_shard=shards)
     )
-    with join_mesh(config) as mesh:
+    with join_mesh(config.mesh) as mesh:
         return digest(init_train_state(config, data, NORMALISATION, mesh, given).tensors())
 
 
@@ -326,7 +326,7 @@ def growth(folder: str, setting: str) -> int:
     data = policies.run_data(network)
     lora = LoraConfig(2).resolved(network.LORA_TARGETS)
     with join_mesh(
-        config := TrainConfig(data=DataConfig(root="d"), device="cpu", lora=lora)
+        (config := TrainConfig(data=DataConfig(root="d"), device="cpu", lora=lora)).mesh
     ) as mesh:
         # the peak starts again from the present memory
         Path("/proc/self/clear_refs").write_text("5")

@@ -28,7 +28,7 @@ from understudy_base.testing.refusals import refused
 def test_draw_modes_depends_on_the_position_and_skips_zero_weights(
     seed: int, weights: list[float]
 ) -> None:
-    shares = TrainConfig(mode=dict(zip(TaskMode.ALL, weights))).mode_weights()  # type: ignore[arg-type]
+    shares = TrainConfig(mode=dict(zip(TaskMode.ALL, weights))).modes.weights()  # type: ignore[arg-type]
     positions = torch.arange(5000)
     drawn = draw_modes(seed, positions, shares)
     assert drawn.dtype == torch.int64
@@ -44,14 +44,14 @@ def test_draw_modes_depends_on_the_position_and_skips_zero_weights(
 
 
 def test_describe_modes_lists_the_loss_of_future_images_where_there_is_one() -> None:
-    shares = TrainConfig(mode="joint").mode_weights()
+    shares = TrainConfig(mode="joint").modes.weights()
     with_images = describe_modes("joint", shares, images=True)
     assert len(with_images) == 1 + len(describe_modes("joint", shares))
     assert "images" in with_images[-1]
     assert "2/3" in with_images[-1]
     always = describe_modes("joint", shares, images=True, always=(LossTerm.FLOW,))
     assert always == with_images[1:]
-    alone = TrainConfig(mode="forward_dynamics").mode_weights()
+    alone = TrainConfig(mode="forward_dynamics").modes.weights()
     assert describe_modes("forward_dynamics", alone, always=(LossTerm.FLOW,)) == describe_modes(
         "forward_dynamics", alone
     )
@@ -59,7 +59,7 @@ def test_describe_modes_lists_the_loss_of_future_images_where_there_is_one() -> 
 
 def test_describe_modes_lists_partly_trained_losses() -> None:
     def lines(mode: Any) -> list[str]:
-        return describe_modes(mode, TrainConfig(mode=mode).mode_weights())
+        return describe_modes(mode, TrainConfig(mode=mode).modes.weights())
 
     assert lines("policy") == []
     assert lines("joint") == [
@@ -83,13 +83,13 @@ def test_no_recipe_trains_joint_unless_it_says_so(name: str) -> None:
     for config in (plain, joint):
         modes = [
             TaskMode.ALL[number]
-            for number in draw_modes(3, torch.arange(3000), config.mode_weights()).tolist()
+            for number in draw_modes(3, torch.arange(3000), config.modes.weights()).tolist()
         ]
         trained = sum(LossTerm.FLOW in TaskMode.TRAINS[mode] for mode in modes) / len(modes)
         found[config.mode] = (
             trained,
-            config.learns_dynamics(),
-            bool(describe_modes(config.mode, config.mode_weights())),
+            config.modes.learn_dynamics(),
+            bool(describe_modes(config.mode, config.modes.weights())),
         )
     assert found["policy"] == (1, False, False)
     assert found["joint"] == (pytest.approx(2 / 3, abs=0.03), True, True)
@@ -144,7 +144,7 @@ def test_train_counts_the_losses_of_drawn_modes(
             # nothing follows an episode's last frame
             follows = ~batch["observation.state_is_pad"][:, 1:].all(dim=1)
             assert torch.equal(
-                batch["mode"], draw_modes(7, batch["position"], joint.mode_weights())
+                batch["mode"], draw_modes(7, batch["position"], joint.modes.weights())
             )
             for term in (LossTerm.FLOW, LossTerm.DYNAMICS):
                 seen[term] += int((found[term].count > 0).sum())

@@ -80,7 +80,7 @@ def test_the_loss_is_the_weighted_mean_over_the_batch(root: Path, mesh: Mesh, pa
         torch.zeros_like(p) if g is None else g for g, p in zip(expected, policy.parameters())
     ]
     norm = torch.stack([g.square().sum() for g in expected]).sum().sqrt()
-    optimizer = make_optimizer(policy, config, {})
+    optimizer = make_optimizer(policy, config.optim, {}, accumulates=config.batching.accumulates())
     found = optimizer_step(
         policy,
         optimizer,

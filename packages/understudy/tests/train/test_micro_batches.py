@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from understudy.config.mesh import Batching
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed import mesh as parallel
 from understudy.policies.draws import make_draws
@@ -32,7 +33,6 @@ from understudy.train.micro_batches import (
     check_budget,
     cut_batch,
     fill_spans,
-    largest_part,
     spread_spans,
 )
 from understudy.train.optimizer_step import optimizer_step
@@ -135,15 +135,22 @@ def step_of(made: Policy, given: dict[str, Any], shards: int, **limits: Any) -> 
         parallel=ParallelConfig(timeout=300, dp_shard=shards),
         **limits,
     )
-    with parallel.join_mesh(config) as mesh:
+    with parallel.join_mesh(config.mesh) as mesh:
         low, high = rank_slice(count, mesh.rank, mesh.world_size)
         draws = make_draws(made.random_spec("train"), 3, given["position"][low:high])
         parallel.shard(
-            made, mesh, config, made.blocks(), made.float32_modules(), made.forward_methods
+            made,
+            mesh,
+            config.precision,
+            made.blocks(),
+            made.float32_modules(),
+            made.forward_methods,
         )
-        optimizer = make_optimizer(made, config, {})
+        optimizer = make_optimizer(
+            made, config.optim, {}, accumulates=config.batching.accumulates()
+        )
         parts, counts = cut_batch(
-            made, config, mesh, {k: v[low:high] for k, v in given.items()}, draws
+            made, config.batching, mesh, {k: v[low:high] for k, v in given.items()}, draws
         )
         weights = dict.fromkeys(made.loss_terms, 1.0)
         result = optimizer_step(
@@ -346,7 +353,12 @@ def test_a_budget_counts_past_states(data: Path, tokenizer: Path, tmp_path: Path
     enough = replace(plain, policy=past, max_num_tokens=named[1]).resolved()
     opened = open_data(enough)
     scales = choose_normalization(enough, opened)
-    check_budget(build_on_meta(enough, opened.policy_config(enough), scales), enough, opened)
+    check_budget(
+        build_on_meta(enough, opened.policy_config(enough), scales),
+        enough.batching,
+        enough.samples,
+        opened,
+    )
 
 
 def test_a_policy_without_tokens_takes_samples_alone(data: Path, tmp_path: Path) -> None:
@@ -372,16 +384,16 @@ def test_profile_counts_valid_and_computed_tokens() -> None:
 
 
 def test_largest_part_is_within_the_limits() -> None:
-    base = TrainConfig(batch_size=16)
-    assert [largest_part(replace(base, max_samples=most), 2, None) for most in (None, 3, 99)] == [
+    base = Batching(batch_size=16)
+    assert [replace(base, max_samples=most).largest_part(2, None) for most in (None, 3, 99)] == [
         8,
         3,
         8,
     ]
     assert [
-        largest_part(replace(base, max_num_tokens=most), 2, 100) for most in (100, 399, 10**6)
+        replace(base, max_num_tokens=most).largest_part(2, 100) for most in (100, 399, 10**6)
     ] == [1, 3, 8]
-    assert largest_part(replace(base, micro_batch_size=4), 2, 100) == 4
+    assert replace(base, micro_batch_size=4).largest_part(2, 100) == 4
 
 
 def test_equal_parts_and_limits_exclude_each_other(data: Path, tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from understudy.config.train import (
     EmaConfig,
     OptimConfig,
     ScheduleConfig,
-    TrainConfig,
 )
 from understudy.distributed import mesh as parallel
 from understudy.distributed.mesh import Mesh
@@ -89,7 +88,7 @@ def snapshot(policy: FlowPolicy, optimizer: Float32AdamW) -> dict[str, torch.Ten
 
 
 def adamw(policy: FlowPolicy, config: OptimConfig) -> Float32AdamW:
-    return make_optimizer(policy, TrainConfig(optim=config), {})
+    return make_optimizer(policy, config, {}, accumulates=False)
 
 
 def stepped(
@@ -364,7 +363,7 @@ def test_a_step_never_waits_for_a_gpu(root: Path, precision: Any) -> None:
     )
     data = open_data(config)
     with (
-        parallel.join_mesh(config) as mesh,
+        parallel.join_mesh(config.mesh) as mesh,
         Loader(data.training, order=data.order(config), num_threads=1) as loader,
     ):
         training = init_train_state(config, data, compute_normalization(data, "mean_std"), mesh)

@@ -59,8 +59,9 @@ def setting(precision: Any, **parallel: int) -> TrainConfig:
 
 def built(precision: str, seed: int = 0) -> tuple[nn.Module, Float32AdamW]:
     policy = policies.policy(seed, compute=compute_dtype(precision))
-    masters = store(policy, setting(precision))
-    return policy, make_optimizer(policy, setting(precision), masters)
+    masters = store(policy, precision)
+    optim = setting(precision).optim
+    return policy, make_optimizer(policy, optim, masters, accumulates=False)
 
 
 def trained(policy: nn.Module, optimizer: Float32AdamW, steps: range) -> list[float]:
@@ -127,7 +128,7 @@ def test_all_settings_start_from_the_same_truth_and_the_bits_below_bfloat16_are_
     for p in policy.parameters():
         p.data = p.data.bfloat16()
     with refused("torch.bfloat16", "float32", kind=ValueError):
-        store(policy, setting("bf16-split"))
+        store(policy, "bf16-split")
     lost = named_tensors(policy, Float32AdamW(policy.named_parameters()))
     assert not equal(first[0], {k: v for k, v in lost.items() if k in first[0]})
 
@@ -168,7 +169,8 @@ def test_frozen_parameters_keep_float32_and_have_no_state() -> None:
     policy = policies.policy(0, compute="bfloat16")
     frozen = policy.text.embed.weight.requires_grad_(False)
     before = frozen.clone()
-    optimizer = make_optimizer(policy, setting("bf16-split"), store(policy, setting("bf16-split")))
+    masters = store(policy, "bf16-split")
+    optimizer = make_optimizer(policy, setting("bf16-split").optim, masters, accumulates=False)
     trained(policy, optimizer, range(2))
     assert frozen.dtype == torch.float32
     assert torch.equal(frozen, before)
@@ -208,7 +210,9 @@ def test_micro_batches_are_summed_in_float32() -> None:
     def error(micro_batch: int | None) -> float:
         policy = policies.policy(0, compute="bfloat16", width=64)
         config = replace(setting("bf16-split"), micro_batch_size=micro_batch)
-        optimizer = make_optimizer(policy, config, store(policy, config))
+        masters = store(policy, config.precision)
+        accumulates = config.batching.accumulates()
+        optimizer = make_optimizer(policy, config.optim, masters, accumulates=accumulates)
         p = policy.layers[0].grow.weight  # 128 x 64
         for g in gradients:
             (p.flatten()[:4096] * g).sum().backward()
@@ -233,7 +237,8 @@ def test_an_average_in_bfloat16_never_moves_and_ours_is_of_the_float32_truth() -
 
     policy = policies.policy(0, compute="bfloat16")
     average = make_average(policy)
-    optimizer = make_optimizer(policy, setting("bf16-split"), store(policy, setting("bf16-split")))
+    masters = store(policy, "bf16-split")
+    optimizer = make_optimizer(policy, setting("bf16-split").optim, masters, accumulates=False)
     exact = {name: p.detach().double() for name, p in average.named_parameters()}
     for step in range(20):
         trained(policy, optimizer, range(step, step + 1))
@@ -273,7 +278,7 @@ def spread(kind: str, precision: str) -> tuple[nn.Module, nn.Module, Float32Adam
     model: Any = Network()
     shape = {"ddp": (2, 1), "hsdp (2, 1)": (2, 1), "fsdp2 (1, 2)": (1, 2)}[kind]
     config = setting(precision, dp_shard=shape[1])
-    masters = store(model, config)
+    masters = store(model, config.precision)
     called: nn.Module = model
     if kind == "ddp":
         called = DistributedDataParallel(model)
@@ -283,7 +288,8 @@ def spread(kind: str, precision: str) -> tuple[nn.Module, nn.Module, Float32Adam
         for part in (*model.children(), model):
             computed = None if part is model[1] else low
             fully_shard(part, mesh=mesh, mp_policy=MixedPrecisionPolicy(computed, torch.float32))
-    return model, called, make_optimizer(model, config, masters)
+    accumulates = config.batching.accumulates()
+    return model, called, make_optimizer(model, config.optim, masters, accumulates=accumulates)
 
 
 def check_dtypes(model: nn.Module, optimizer: Float32AdamW, precision: str, when: str) -> None:
@@ -381,8 +387,9 @@ def dtypes_on_two_ranks() -> None:
 
 def built_alone(precision: str) -> dict[str, Tensor]:
     model = Network()
-    masters = store(model, setting(precision))
-    return copied(named_tensors(model, make_optimizer(model, setting(precision), masters)))
+    masters = store(model, precision)
+    optim = setting(precision).optim
+    return copied(named_tensors(model, make_optimizer(model, optim, masters, accumulates=False)))
 
 
 @pytest.mark.skipif(

@@ -20,12 +20,13 @@ from understudy.optim.lr_schedule import lr_factor
 from understudy.policies.flow.model import FlowPolicy
 from understudy.testing import resumed
 from understudy.testing.runs import final_tensors, same_run, series, tiny_config, trained_run
+from understudy.testing.validated import evaluate_all
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data import run_data
 from understudy.train.data.run_data import open_data
-from understudy.train.validation.validation_loss import evaluate, read_validation_data
+from understudy.train.validation.validation_loss import read_validation_data
 from understudy_base import ConfigError
 from understudy_base.testing.refusals import refused
 from understudy_data.load.loader import Loader
@@ -189,10 +190,8 @@ def test_train_validates_and_exports_the_average(data: Path, tmp_path: Path) -> 
     )
     held = read_validation_data(config, open_data(config))
     assert held is not None
-    with parallel.join_mesh(config) as mesh:
-        again = evaluate(
-            policy, held, config.seed, mesh, {"flow": 1.0}, open_loop=config.val.open_loop_every
-        )
+    with parallel.join_mesh(config.mesh) as mesh:
+        again = evaluate_all(policy, held, config.seed, mesh, every=config.val.open_loop_every)
     assert series(out, "val")[-1] == {"kind": "val", "step": 5, **again}
 
 

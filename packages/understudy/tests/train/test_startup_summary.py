@@ -161,7 +161,7 @@ PARTS = {"layers.1.*": "top", "out_proj.*": "top", "layers.*": "bottom"}
 
 def lines_of(**settings: Any) -> tuple[TrainState, list[str]]:
     config = TrainConfig(data=DataConfig(root="d"), device="cpu", **settings)
-    with join_mesh(config) as mesh:
+    with join_mesh(config.mesh) as mesh:
         state = init_train_state(
             config, policies.run_data(policies.config()), policies.NORMALIZATION, mesh
         )

@@ -200,9 +200,14 @@ def test_settings_that_differ_between_ranks_end_all_of_them(tmp_path: Path) -> N
 
 def spread(mesh: Mesh, config: TrainConfig, policy: FlowPolicy) -> Float32AdamW:
     parallel.shard(
-        policy, mesh, config, policy.blocks(), policy.float32_modules(), policy.forward_methods
+        policy,
+        mesh,
+        config.precision,
+        policy.blocks(),
+        policy.float32_modules(),
+        policy.forward_methods,
     )
-    return make_optimizer(policy, config, {})
+    return make_optimizer(policy, config.optim, {}, accumulates=config.batching.accumulates())
 
 
 def uneven(count: int = 8) -> dict[str, Any]:
@@ -245,7 +250,7 @@ def stepped(shards: int) -> dict[str, Any]:
     config = TrainConfig(
         device="cpu", micro_batch_size=4, parallel=ParallelConfig(timeout=300, dp_shard=shards)
     )
-    with parallel.join_mesh(config) as mesh:
+    with parallel.join_mesh(config.mesh) as mesh:
         told: dict[str, Any] = {}
         policy = policies.policy()
         optimizer = spread(mesh, config, policy)
@@ -301,7 +306,7 @@ def test_uneven_masks_weigh_every_element_alike(
         assert told["uneven"][0] == single["uneven"][0]
         assert same(told["uneven"][1], single["uneven"][1])
     policy = policies.policy()
-    optimizer = make_optimizer(policy, TrainConfig(), {})
+    optimizer = make_optimizer(policy, TrainConfig().optim, {}, accumulates=False)
     halves = policies.micro_batches(uneven(), policies.as_draws(*policies.draws(8)), 2)
     means = [policy.losses(*half)["flow"] for half in halves]
     # the control
@@ -414,7 +419,7 @@ def left_out_by(
     config = TrainConfig(
         device="cpu", parallel=ParallelConfig(timeout=300, dp_shard=shards), **options
     )
-    with parallel.join_mesh(config) as mesh:
+    with parallel.join_mesh(config.mesh) as mesh:
         return [left_out(by, mesh, config) for by in several]
 
 
@@ -496,7 +501,7 @@ def skipped_blocks(
         device="cpu", micro_batch_size=2, parallel=ParallelConfig(timeout=300, dp_shard=shards)
     )
     results = []
-    with parallel.join_mesh(config) as mesh:
+    with parallel.join_mesh(config.mesh) as mesh:
         for number in (None, 0, 1):
             policy = Skipping(policies.config(), policies.NORMALIZATION)
             policy.load_state_dict(policies.policy().state_dict())
@@ -552,7 +557,7 @@ def steps_that_enter(
         device="cpu", micro_batch_size=2, parallel=ParallelConfig(timeout=300, dp_shard=shards)
     )
     results = []
-    with parallel.join_mesh(config) as mesh:
+    with parallel.join_mesh(config.mesh) as mesh:
         policy = Choosing(policies.config(layers=3), policies.NORMALIZATION)
         policy.load_state_dict(policies.policy(layers=3).state_dict())
         optimizer = spread(mesh, config, policy)
@@ -606,13 +611,13 @@ def sampled(shards: int) -> dict[str, Tensor]:
     config = TrainConfig(device="cpu", parallel=ParallelConfig(timeout=300, dp_shard=shards))
     noise = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(0))
     found = {}
-    with parallel.join_mesh(config) as mesh:
+    with parallel.join_mesh(config.mesh) as mesh:
         for method in ("act", "imagine"):
             policy = policies.policy(future=True)
             parallel.shard(
                 policy,
                 mesh,
-                config,
+                config.precision,
                 policy.blocks(),
                 policy.float32_modules(),
                 policy.forward_methods,

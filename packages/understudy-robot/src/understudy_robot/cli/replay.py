@@ -159,7 +159,7 @@ def replay_episode(
                 continue
             position, actions, task = expected[frame]
             observation[TASK] = task
-            noise = Noise(state.config.seed, position, "open loop")
+            noise = Noise(state.seed, position, "open loop")
             try:
                 served = policy.act(observation, steps=EpisodeActions.STEPS, noise=noise)
             except ValueError as error:
@@ -203,7 +203,7 @@ def _open_loop(
     """
     from understudy import EpisodeActions
 
-    mode = state.config.val_mode()
+    mode = state.modes.val_mode()
     if mode != "policy":
         raise ConfigError(
             f"mode: the run is validated in the mode {mode!r}, and a server computes 'policy'"

@@ -26,7 +26,7 @@ def rollout(config: RolloutConfig) -> int:
     sources = None
     if run.config.is_file():
         settings = run.settings()
-        if not settings.mode_weights()["policy"]:
+        if not settings.modes.weights()["policy"]:
             raise ConfigError(
                 f"{run.root}: the run trained no policy to act: its mode is {settings.mode}"
             )

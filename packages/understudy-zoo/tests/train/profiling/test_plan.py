@@ -48,7 +48,6 @@ from understudy.testing.ranks import in_ranks
 from understudy.testing.runs import tiny_config
 from understudy.train.data.run_data import open_data
 from understudy.train.data.run_normalization import choose_normalization
-from understudy.train.micro_batches import largest_part
 from understudy.train.profiling import plan as planning
 from understudy.train.profiling.live_bytes import LiveBytes
 from understudy.train.profiling.plan import (
@@ -157,7 +156,7 @@ def inputs_of(config: TrainConfig, mesh: Mesh) -> tuple[dict[str, Any], dict[str
 def traced(config: TrainConfig, world_size: int = 1, device: str = "cpu") -> planning.Shapes:
     """The step of a plan alone, without its other checkpointing modes."""
     opened = open_data(config)
-    size = largest_part(config, world_size, None)
+    size = config.batching.largest_part(world_size, None)
     scales = choose_normalization(config, opened)
     return trace_step(config, opened, scales, one_sample(config, opened), world_size, device, size)
 
@@ -170,7 +169,7 @@ def run_traced(config: TrainConfig, timer: Callable[[str], Any]) -> dict[str, in
     """Run two steps on the largest inputs, the second one with a timer, and return the bytes of the
     state.
     """
-    with join_mesh(config) as mesh:
+    with join_mesh(config.mesh) as mesh:
         torch.set_num_threads(1)
         opened = open_data(config)
         scales, (batch, draws) = choose_normalization(config, opened), inputs_of(config, mesh)
@@ -265,12 +264,12 @@ def count_live(configs: dict[str, TrainConfig]) -> dict[str, dict[str, int]]:
     """Memory of the second step of a real run of each of these settings on this rank, by its live
     tensors.
     """
-    with join_mesh(next(iter(configs.values()))):  # one process group for all
+    with join_mesh(next(iter(configs.values())).mesh):  # one process group for all
         return {name: count_one(config) for name, config in configs.items()}
 
 
 def count_one(config: TrainConfig) -> dict[str, int]:
-    with join_mesh(config) as mesh:
+    with join_mesh(config.mesh) as mesh:
         torch.set_num_threads(1)
         opened = open_data(config)
         live = LiveBytes()
@@ -563,7 +562,7 @@ def test_plan_knows_the_size_of_checkpoints(data: Path, tmp_path: Path, ema: Opt
 def test_plan_counts_the_operations_of_torch(data: Path, policy: Any) -> None:
     """A plan counts in the pass that measures memory; torch's counter runs a pass of its own."""
     config = settings(data, policy=policy, batch_size=2)
-    with join_mesh(config) as mesh:
+    with join_mesh(config.mesh) as mesh:
         opened = open_data(config)
         state = init_train_state(config, opened, choose_normalization(config, opened), mesh)
         batch, draws = inputs_of(config, mesh)

@@ -131,7 +131,7 @@ def validate(config: ValidateConfig) -> None:
     )
     result = finite(metrics)
     if is_rank_0():
-        mode = RunDir(root).settings().val_mode()
+        mode = RunDir(root).settings().modes.val_mode()
         if config.json:
             print(json.dumps(result, ensure_ascii=False))
         else:

@@ -7,13 +7,17 @@ checks files.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 from understudy.config.data import REST, DataConfig
 from understudy.config.hints import TRAINER_NAMES
-from understudy.config.intervals import Count, Factor, Period, Processes, Samples, Share, Steps
+from understudy.config.intervals import Count, Factor, Period, Samples, Share, Steps
 from understudy.config.lora import LoraConfig
+from understudy.config.mesh import Batching, MeshSettings
+from understudy.config.mesh import ParallelConfig as ParallelConfig
 from understudy.config.rollout import RolloutEvery
+from understudy.config.samples import AugmentConfig as AugmentConfig
+from understudy.config.samples import Mode, SampleSettings, TaskModes
 from understudy.policies.capabilities.future import images_ahead
 from understudy.policies.capabilities.past import Past
 from understudy.policies.capabilities.returns import predicts_actions
@@ -38,8 +42,6 @@ from understudy_kit import (
     Positive,
     Scale,
 )
-
-Mode = Literal["policy", "forward_dynamics", "inverse_dynamics"]
 
 
 @dataclass(frozen=True)
@@ -135,45 +137,6 @@ class ScheduleConfig:
     def warmup(self, steps: int) -> int:
         """Return the steps of the warm-up of a run of this length."""
         return min(100, steps // 10) if self.warmup_steps is None else self.warmup_steps
-
-
-@dataclass(frozen=True)
-class AugmentConfig:
-    """Augmentation of training samples. It depends only on the seed and the sample's position in
-    the order.
-    """
-
-    shift: Annotated[int, Interval(ge=0, le=2**13)] = 4
-    """Largest random shift of images in pixels, in each direction, with repeated edges; 0 disables
-    it.
-    """
-    text_dropout: Share = 0.0
-    """Share of samples whose instruction is replaced by the empty text."""
-    task_separator: str = ""
-    """Text between several instructions of an episode, such as DROID's ` | `: each sample gets one
-    of them, drawn for its position, and each validation frame one drawn for the frame. Empty: the
-    task text as it is.
-    """
-
-
-@dataclass(frozen=True)
-class ParallelConfig:
-    """Mesh of processes: replicas of the weights, each divided into shards.
-
-    (dp_replicate, dp_shard) = (N, 1) is DDP, (1, N) FSDP2, (R, S) HSDP. Start the processes with
-    `--launch N`. The samples do not depend on the mesh; the numbers only through the rounding of
-    sums.
-    """
-
-    dp_shard: Processes = 1
-    """Number of processes that share the weights, gradients and moments of one replica."""
-    dp_replicate: Processes | None = None
-    """Number of replicas; the default is processes / dp_shard."""
-    timeout: Annotated[Positive, OnResume.NO_EFFECT] = 600.0
-    """Seconds that a process waits for an idle one before it gives up. This catches processes that
-    hang: a process that ended is noticed at once, and work that rank 0 does alone at the start may
-    take any time.
-    """
 
 
 @dataclass(frozen=True)
@@ -441,16 +404,17 @@ class TrainConfig:
             if getattr(self, name) == -1:
                 object.__setattr__(self, name, None)
 
-    def accumulates(self) -> bool:
-        """Return whether the settings may cut the share of a process into several micro-batches."""
-        return any((self.micro_batch_size, self.max_num_tokens, self.max_samples))
+    @property
+    def batching(self) -> Batching:
+        """The samples of a step and of its forward passes."""
+        return Batching(
+            self.batch_size, self.micro_batch_size, self.max_num_tokens, self.max_samples
+        )
 
-    def forward_samples(self) -> int:
-        """Return the most samples of a forward pass that the settings name; the share of a process
-        may be smaller.
-        """
-        limits = (self.micro_batch_size, self.max_samples, self.batch_size)
-        return min(limit for limit in limits if limit)
+    @property
+    def mesh(self) -> MeshSettings:
+        """The settings that its processes have to fit."""
+        return MeshSettings(self.parallel, self.device, self.precision, self.batching)
 
     def recomputation(self) -> str:
         """Return the mode and the blocks of activation checkpointing as text."""
@@ -463,42 +427,15 @@ class TrainConfig:
             f"{mode}, 1 of {blocks[0]} blocks" if number else f"{mode}, blocks {' '.join(blocks)}"
         )
 
-    def mode_weights(self) -> dict[str, float]:
-        """Return the weight of each mode, in the sequence of `TaskMode.ALL`; they sum to 1."""
-        if isinstance(self.mode, dict):
-            named = {str(mode): weight for mode, weight in self.mode.items()}
-        elif self.mode == "joint":
-            named = dict.fromkeys(get_args(Mode), 1.0)
-        else:
-            named = {self.mode: 1.0}
-        total = sum(named.values())
-        if not total:
-            return dict.fromkeys(get_args(Mode), 0.0)
-        return {mode: named.get(mode, 0.0) / total for mode in get_args(Mode)}
+    @property
+    def modes(self) -> TaskModes:
+        """The task modes of its samples."""
+        return TaskModes(self.mode)
 
-    def learns_dynamics(self) -> bool:
-        """Return whether any sample is trained in another mode than `policy`, so that the policy
-        gets future states.
-        """
-        return any(weight for mode, weight in self.mode_weights().items() if mode != "policy")
-
-    def val_mode(self) -> str:
-        """Return the mode of validations: `policy` if it is trained, else the mode with the largest
-        weight.
-        """
-        weights = self.mode_weights()
-        return "policy" if weights["policy"] else max(weights, key=lambda mode: weights[mode])
-
-    def val_modes(self) -> tuple[str, ...]:
-        """Return the modes that validations evaluate: `val_mode`, then the others that are
-        trained.
-        """
-        others = (
-            mode
-            for mode, weight in self.mode_weights().items()
-            if weight and mode != self.val_mode()
-        )
-        return (self.val_mode(), *others)
+    @property
+    def samples(self) -> SampleSettings:
+        """The settings that decide its samples."""
+        return SampleSettings(self.data, self.augment, self.modes, self.policy)
 
     def rollout_problems(self) -> list[str]:
         """Return broken rules of rollouts, which depend on the chunk (`with_policy_defaults`), one
@@ -520,13 +457,13 @@ class TrainConfig:
         # otherwise the weights decide the chunk
         if self.data.chunk_size or not weights_of(self.policy):
             errors += self.rollout_problems()
-        acts = predicts_actions(self.policy) and self.mode_weights()["policy"]
+        acts = predicts_actions(self.policy) and self.modes.weights()["policy"]
         if self.rollout.every and not acts:
             run = f"mode {self.mode} of policy.type {self.policy.type}"
             errors.append(
                 f"rollout.every: {self.rollout.every}: {run} trains no policy to act; set it to 0"
             )
-        if not any(self.mode_weights().values()):
+        if not any(self.modes.weights().values()):
             errors.append(f"mode: {self.mode}: no mode has a weight, so nothing would be trained")
         errors += [f"policy.{line}" for line in self.policy.problems()]
         if self.init_from and (released := weights_of(self.policy)):
@@ -588,7 +525,7 @@ class TrainConfig:
 
     def _window_problems(self) -> list[str]:
         """Return a line for each key that would have windows of the past and of the future."""
-        if not self.learns_dynamics():
+        if not self.modes.learn_dynamics():
             return []
         past = Past.of(self.policy)
         both = {"states": past.states}

@@ -32,7 +32,7 @@ from understudy_base import ConfigError, UnderstudyError, is_wrong_input
 from understudy_kit import ended_in_calls
 
 if TYPE_CHECKING:
-    from understudy.config.train import TrainConfig
+    from understudy.config.mesh import MeshSettings
 
 T = TypeVar("T")
 DIMENSIONS = ("dp_replicate", "dp_shard")
@@ -154,7 +154,7 @@ class Mesh(Ranks):
             raise RankError(f"rank {rank} failed: {message}")
 
 
-def begin(config: "TrainConfig") -> Mesh:
+def begin(settings: "MeshSettings") -> Mesh:
     """Join the other processes of this run, by RANK, WORLD_SIZE, LOCAL_RANK, …; a single process
     without them.
 
@@ -162,7 +162,7 @@ def begin(config: "TrainConfig") -> Mesh:
     run.
 
     Raises:
-        ConfigError: the processes do not fit `config.parallel`, there is no such device, the
+        ConfigError: the processes do not fit `settings.parallel`, there is no such device, the
             program's process group lacks a backend for tensors of the CPU, or `accelerate launch`
             was given an option that only its own `Accelerator` follows.
         RankError: the other processes did not join.
@@ -189,11 +189,11 @@ def begin(config: "TrainConfig") -> Mesh:
         world = dist.get_world_size()
     local_rank = _from_env("LOCAL_RANK", 0)
     local_world = _from_env("LOCAL_WORLD_SIZE", 1)
-    shape = mesh_shape(config, world)
-    device = choose_device(config, local_rank)
+    shape = mesh_shape(settings, world)
+    device = choose_device(settings.device, local_rank)
     if ours:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        options: dict[str, Any] = {"timeout": timedelta(seconds=config.parallel.timeout)}
+        options: dict[str, Any] = {"timeout": timedelta(seconds=settings.parallel.timeout)}
         if world == 1:
             options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
         try:
@@ -203,7 +203,7 @@ def begin(config: "TrainConfig") -> Mesh:
                 f"the {world} processes of the run did not find each other: {_line(error)}"
             ) from error
     made = init_device_mesh(device.type, shape, mesh_dim_names=DIMENSIONS)
-    return Mesh(rank, world, local_rank, local_world, device, made, ours, config.parallel.timeout)
+    return Mesh(rank, world, local_rank, local_world, device, made, ours, settings.parallel.timeout)
 
 
 def end(mesh: Mesh) -> None:
@@ -214,17 +214,17 @@ def end(mesh: Mesh) -> None:
 
 
 @contextmanager
-def join_mesh(config: "TrainConfig", code: int | None = None) -> Iterator[Mesh]:
+def join_mesh(settings: "MeshSettings", code: int | None = None) -> Iterator[Mesh]:
     """Run a block between `begin` and `end`. A collective that fails because of another rank
     becomes a RankError.
 
     Args:
-        config: the settings.
+        settings: those of the run's processes.
         code: exit code after a signal while the processes wait for each other; None: 128 and the
             number of the signal.
     """
     with ended_in_calls(code):
-        mesh = begin(config)
+        mesh = begin(settings)
     try:
         yield mesh
     except BaseException as error:
@@ -235,7 +235,7 @@ def join_mesh(config: "TrainConfig", code: int | None = None) -> Iterator[Mesh]:
             how = "is gone"
             if "timed out" in str(error).lower():
                 how += (
-                    f", or has not answered for {config.parallel.timeout:g} seconds "
+                    f", or has not answered for {settings.parallel.timeout:g} seconds "
                     "(parallel.timeout)"
                 )
             raise RankError(
@@ -245,12 +245,13 @@ def join_mesh(config: "TrainConfig", code: int | None = None) -> Iterator[Mesh]:
     end(mesh)
 
 
-def mesh_shape(config: "TrainConfig", world: int) -> tuple[int, int]:
+def mesh_shape(settings: "MeshSettings", world: int) -> tuple[int, int]:
     """Return (replicas, shards) of `world` processes. Raises ConfigError, with the remedy, where
     they do not fit.
     """
-    shards = config.parallel.dp_shard
-    replicate = config.parallel.dp_replicate
+    shards = settings.parallel.dp_shard
+    replicate = settings.parallel.dp_replicate
+    batching = settings.batching
     replicas = replicate or max(1, world // shards)
     if replicas * shards != world:
         fitting = ", ".join(str(n) for n in range(1, world + 1) if world % n == 0)
@@ -260,43 +261,35 @@ def mesh_shape(config: "TrainConfig", world: int) -> tuple[int, int]:
             f"processes, and there are {world}: start {replicas * shards}, or set "
             f"parallel.dp_shard to one of {fitting}{free}"
         )
-    if world > config.batch_size:
+    if world > batching.batch_size:
         raise ConfigError(
-            f"batch_size: {config.batch_size} samples do not suffice for {world} processes: use "
+            f"batch_size: {batching.batch_size} samples do not suffice for {world} processes: use "
             "fewer, or more samples"
         )
-    if config.batch_size % (world * (config.micro_batch_size or 1)) and config.micro_batch_size:
+    micro_batch_size = batching.micro_batch_size
+    if micro_batch_size and batching.batch_size % (world * micro_batch_size):
         raise ConfigError(
-            f"micro_batch_size: {config.micro_batch_size} x {world} processes does not divide "
-            f"{config.batch_size}: use another number of processes, or leave out micro_batch_size"
+            f"micro_batch_size: {micro_batch_size} x {world} processes does not divide "
+            f"{batching.batch_size}: use another number of processes, or leave out micro_batch_size"
         )
-    if missing := missing_feature(config, world):
+    if missing := missing_feature(settings, world):
         raise ConfigError(missing)
     return replicas, shards
 
 
-def num_micro_batches(config: "TrainConfig", mesh: Mesh) -> int:
-    """Return the number of micro-batches of each process."""
-    return (
-        config.batch_size // (mesh.world_size * config.micro_batch_size)
-        if config.micro_batch_size
-        else 1
-    )
-
-
-def choose_device(config: "TrainConfig", local_rank: int) -> torch.device:
+def choose_device(device: str, local_rank: int) -> torch.device:
     """Return the CPU, or this process's own GPU, which becomes torch's current device.
 
     Raises:
         ConfigError: torch sees no GPU, has no kernels for this one, or there are fewer than
             processes on this host.
     """
-    if config.device == "cpu":
+    if device == "cpu":
         return torch.device("cpu")
     lacking = missing_cuda() if not torch.cuda.is_available() else ""
     count = 0 if lacking else torch.cuda.device_count()
     without = [missing_kernels(index) for index in range(count)]
-    if config.device == "auto" and all(without):  # of every process on this host alike
+    if device == "auto" and all(without):  # of every process on this host alike
         if local_rank == 0 and (line := describe_unused_cards()):
             warnings.warn(line, stacklevel=2)
         return torch.device("cpu")
@@ -318,7 +311,7 @@ def choose_device(config: "TrainConfig", local_rank: int) -> torch.device:
 def shard(
     policy: nn.Module,
     mesh: Mesh,
-    config: "TrainConfig",
+    precision: str,
     blocks: Sequence[nn.Module],
     float32_modules: Sequence[nn.Module] = (),
     methods: Sequence[str] = (),
@@ -333,9 +326,9 @@ def shard(
     Args:
         policy: the network.
         mesh: the processes.
-        config: settings of the run.
+        precision: the setting of the run.
         blocks: modules of `policy` that are sharded one by one.
-        float32_modules: modules that compute in float32 whatever `config.precision` is.
+        float32_modules: modules that compute in float32 whatever `precision` is.
         methods: names of methods of `policy` that gather its weights, besides `forward`.
     """
     if mesh.world_size == 1:
@@ -359,7 +352,7 @@ def shard(
             module, mesh=mesh.device_mesh, mp_policy=mixed, reshard_after_forward=mesh.shape[1] > 1
         )
 
-    compute = torch.bfloat16 if config.precision == "bf16" else None
+    compute = torch.bfloat16 if precision == "bf16" else None
     for module in float32_modules:
         wrap(module, None)
     for module in blocks:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from understudy.config.train import TrainConfig
+    from understudy.config.mesh import MeshSettings
 
 
 def has_gradient_sum() -> bool:
@@ -35,8 +35,8 @@ def leave_groups_alive() -> None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
-def missing_feature(config: "TrainConfig", world: int) -> str | None:
-    """Return one line about a feature that `config` on `world` processes needs and this torch
+def missing_feature(settings: "MeshSettings", world: int) -> str | None:
+    """Return one line about a feature that `settings` on `world` processes needs and this torch
     lacks; None: none.
     """
     release = f"this is torch {torch.__version__}"
@@ -45,10 +45,11 @@ def missing_feature(config: "TrainConfig", world: int) -> str | None:
             f"parallel: {world} processes need torch 2.8, whose FSDP2 can sum gradients, and "
             f"{release}: run one process"
         )
+    batching = settings.batching
     split = (
-        config.precision == "bf16-split"
-        and config.accumulates()
-        and config.micro_batch_size != config.batch_size
+        settings.precision == "bf16-split"
+        and batching.accumulates()
+        and batching.micro_batch_size != batching.batch_size
     )
     if split and world == 1 and not has_grad_dtype():
         return (

@@ -41,4 +41,5 @@ slurm             a SLURM cluster of two virtual hosts on this machine: munged, 
                   slurmd in a temporary folder
 tracked           a process that logs figures like a run, then is killed or ends:
                   `python tracked.py RUN TRACKERS FROM TO kill|end`
+validated         validations with all observers
 """

@@ -59,7 +59,7 @@ class Training:
         if storage == "split":
             config = replace(config, precision="bf16-split")
         self.policy, self.average = (policies.policy(seed, cameras=(), layers=1) for seed in (0, 1))
-        masters = precision.store(self.policy, config)
+        masters = precision.store(self.policy, config.precision)
         world = dist.get_world_size()
         shape = (1, world) if storage == "fsdp2" else (world, 1)
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp_replicate", "dp_shard"))
@@ -73,7 +73,9 @@ class Training:
                 for name, p in self.policy.named_parameters()
                 if name in masters
             }
-        self.optimizer = precision.make_optimizer(self.policy, config, masters)
+        self.optimizer = precision.make_optimizer(
+            self.policy, config.optim, masters, accumulates=config.batching.accumulates()
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         return precision.named_tensors(self.policy, self.optimizer, self.average)

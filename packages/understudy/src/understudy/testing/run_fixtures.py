@@ -20,7 +20,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Mesh]:
-    with join_mesh(TrainConfig(device="cpu")) as alone:
+    with join_mesh(TrainConfig(device="cpu").mesh) as alone:
         yield alone
 
 

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from understudy.config.train import DataConfig, LogConfig, TrainConfig
 from understudy.train.track.trackers import MetricsLog
 
 Rows = dict[int, dict[str, float]]
@@ -111,9 +110,7 @@ def in_trackio(root: Path) -> Rows:
 
 def main(root: Path, trackers: tuple[Any, ...], begin: int, end: int, how: str) -> None:
     os.environ |= {"WANDB_MODE": "offline", "TRACKIO_DIR": str(root / "trackio")}
-    log = MetricsLog(
-        root, TrainConfig(data=DataConfig(root="d"), log=LogConfig(trackers=trackers)), begin
-    )
+    log = MetricsLog(root, trackers, {"data": {"root": "d"}}, begin)
     for step in range(begin + 1, end + 1):
         for record in records(step):
             log.log(step, record)

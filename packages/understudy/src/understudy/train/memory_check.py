@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from understudy.config.train import TrainConfig
+from understudy.config.train import EmaConfig
 from understudy.distributed.mesh import Mesh
 from understudy.policies.policy import Policy
 from understudy_base import ConfigError
@@ -72,14 +72,16 @@ def free_memory(device: torch.device) -> int | None:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
 
-def check_gpu_memory(policy: Policy, config: TrainConfig, mesh: Mesh, free: int | None) -> None:
+def check_gpu_memory(
+    policy: Policy, precision: str, ema: EmaConfig, mesh: Mesh, free: int | None
+) -> None:
     """Raise ConfigError where weights, gradients, moments and average alone exceed the `free` bytes
     of a GPU.
     """
     if free is None:
         return
-    trained = 14 if config.precision == "bf16-split" else 16
-    averaged = 4 if config.optim.ema.decay else 0
+    trained = 14 if precision == "bf16-split" else 16
+    averaged = 4 if ema.decay else 0
     needed = 0
     for parameter in policy.parameters():
         size = trained + averaged if parameter.requires_grad else parameter.element_size()

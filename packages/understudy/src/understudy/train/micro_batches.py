@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from understudy.distributed.mesh import Mesh, num_micro_batches
+from understudy.distributed.mesh import Mesh
 from understudy.policies.capabilities.past import Past
 from understudy.policies.draws import Draws
 from understudy.policies.policy import Policy
 from understudy_base import ACTION, STATE, TASK, Batch, ConfigError
 
 if TYPE_CHECKING:
-    from understudy.config.train import TrainConfig
+    from understudy.config.mesh import Batching
+    from understudy.config.samples import SampleSettings
     from understudy.train.data.run_data import RunData
 
 
@@ -83,13 +84,13 @@ def add_counts(steps: Sequence[PartCounts]) -> PartCounts:
 
 
 def cut_batch(
-    policy: Policy, config: "TrainConfig", mesh: Mesh, batch: Batch, draws: Draws
+    policy: Policy, batching: "Batching", mesh: Mesh, batch: Batch, draws: Draws
 ) -> tuple[list[MicroBatch], PartCounts]:
     """Cut a rank's share of a batch by the settings; all ranks call this together.
 
     Args:
         policy: counts the tokens.
-        config: settings of the run.
+        batching: the settings.
         mesh: the ranks.
         batch: the share, prepared.
         draws: its random numbers.
@@ -99,11 +100,11 @@ def cut_batch(
     """
     samples = len(batch[ACTION])
     tokens = policy.tokens(batch)
-    if config.max_num_tokens is None and config.max_samples is None:
-        spans = even_spans(samples, num_micro_batches(config, mesh))
+    if batching.max_num_tokens is None and batching.max_samples is None:
+        spans = even_spans(samples, batching.num_micro_batches(mesh.world_size))
     else:
         rank_spans = fill_spans(
-            samples, tokens, config.max_num_tokens, config.max_samples, batch.get("position")
+            samples, tokens, batching.max_num_tokens, batching.max_samples, batch.get("position")
         )
         spans = spread_spans(rank_spans, mesh.largest(len(rank_spans)))
     parts = take_parts(batch, draws, spans)
@@ -206,59 +207,46 @@ def take_parts(batch: Batch, draws: Draws, spans: Sequence[Span]) -> list[MicroB
     return parts
 
 
-def largest_part(config: "TrainConfig", world_size: int, tokens: int | None) -> int:
-    """Return the samples of the largest part of a step, where each sample has `tokens` tokens.
-
-    Args:
-        config: settings of the run.
-        world_size: processes of the run.
-        tokens: tokens of the largest sample.
-    """
-    if config.micro_batch_size:
-        return config.micro_batch_size
-    share = -(-config.batch_size // world_size)
-    by_tokens = share
-    if config.max_num_tokens is not None and tokens:
-        by_tokens = config.max_num_tokens // tokens
-    return max(1, min(share, config.max_samples or share, by_tokens))
-
-
-def check_budget(policy: Policy, config: "TrainConfig", data: "RunData") -> None:
+def check_budget(
+    policy: Policy, batching: "Batching", settings: "SampleSettings", data: "RunData"
+) -> None:
     """Raise ConfigError where a sample of the data could have more tokens than `max_num_tokens`.
 
     A sample is taken to have all cameras of its source, and texts as long as the policy takes. So
     no sample of a run that starts exceeds the budget later.
     """
-    if config.max_num_tokens is None:
+    if batching.max_num_tokens is None:
         return
-    tokens = largest_tokens(policy, config, data)
+    tokens = largest_tokens(policy, settings, data)
     if tokens is None:
         raise ConfigError(
-            f"max_num_tokens: {config.max_num_tokens}: a policy of type {policy.config.type} has "
+            f"max_num_tokens: {batching.max_num_tokens}: a policy of type {policy.config.type} has "
             "no tokens; set max_samples"
         )
     most = max(tokens)
-    if most > config.max_num_tokens:
+    if most > batching.max_num_tokens:
         raise ConfigError(
-            f"max_num_tokens: {config.max_num_tokens}: a sample of source "
+            f"max_num_tokens: {batching.max_num_tokens}: a sample of source "
             f"{data.names[tokens.index(most)]} may have {most} tokens, with its cameras and the "
             f"longest texts of the policy; set {most} or more, or lower the limits of its texts "
             "(policy.*_tokens)"
         )
 
 
-def largest_tokens(policy: Policy, config: "TrainConfig", data: "RunData") -> Sequence[int] | None:
+def largest_tokens(
+    policy: Policy, settings: "SampleSettings", data: "RunData"
+) -> Sequence[int] | None:
     """Return the tokens of the largest possible sample of each source; None: the policy has no
     tokens.
     """
     rows = len(data.sources)
     network = policy.config
-    windows = config.policy.windows(config.data.actions_per_chunk, data.cameras)
-    steps = Past.of(config.policy).states or windows.get(STATE, ())
+    windows = settings.policy.windows(settings.data.actions_per_chunk, data.cameras)
+    steps = Past.of(settings.policy).states or windows.get(STATE, ())
     times = (len(steps),) if steps else ()
     batch: dict[str, Any] = {
-        ACTION: torch.zeros(rows, config.data.actions_per_chunk, network.action_dim),
-        f"{ACTION}_is_pad": torch.zeros(rows, config.data.actions_per_chunk, dtype=torch.bool),
+        ACTION: torch.zeros(rows, settings.data.actions_per_chunk, network.action_dim),
+        f"{ACTION}_is_pad": torch.zeros(rows, settings.data.actions_per_chunk, dtype=torch.bool),
         STATE: torch.zeros(rows, *times, network.state_dim),
         f"{STATE}_is_pad": torch.zeros(rows, *times, dtype=torch.bool),
         TASK: [""] * rows,

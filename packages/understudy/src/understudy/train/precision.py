@@ -30,7 +30,7 @@ from understudy.policies.policy import Policy
 
 if TYPE_CHECKING:
     from understudy.config.lora import LoraConfig
-    from understudy.config.train import TrainConfig
+    from understudy.config.train import OptimConfig
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
@@ -40,7 +40,7 @@ def compute_dtype(precision: str) -> Literal["float32", "bfloat16"]:
     return "float32" if precision == "fp32" else "bfloat16"
 
 
-def store(policy: Policy, config: "TrainConfig") -> dict[str, Tensor]:
+def store(policy: Policy, precision: str) -> dict[str, Tensor]:
     """Convert the weights of a float32 policy to their storage, in place, before sharding.
 
     With bf16-split every trained parameter becomes bfloat16, small ones too, since FSDP2 needs one
@@ -61,7 +61,7 @@ def store(policy: Policy, config: "TrainConfig") -> dict[str, Tensor]:
                 f"{name} is {parameter.dtype}: training starts from float32 weights; their low "
                 "bits count"
             )
-    if config.precision != "bf16-split":
+    if precision != "bf16-split":
         return {}
     whole = set(chain.from_iterable(module.parameters() for module in policy.float32_modules()))
     masters = {name: p.detach() for name, p in trained.items() if p not in whole}
@@ -107,14 +107,15 @@ def narrow_base(
 
 
 def make_optimizer(
-    policy: Policy, config: "TrainConfig", masters: Mapping[str, Tensor]
+    policy: Policy, optim: "OptimConfig", masters: Mapping[str, Tensor], *, accumulates: bool
 ) -> Float32AdamW:
     """Make the optimizer over the stored and sharded policy; `masters` is the result of `store`.
+
+    `accumulates`: gradients of several micro-batches may be summed.
 
     Split weights are updated by the compiled kernel on a GPU with a compiler, else by its
     specification.
     """
-    optim = config.optim
     device = next(policy.parameters()).device
     optimizer = Float32AdamW(
         parameter_groups(
@@ -130,7 +131,7 @@ def make_optimizer(
     for name, parameter in policy.named_parameters():
         if name in masters:
             optimizer.set_master(parameter, masters[name])
-            if config.accumulates() and local(parameter) is parameter and has_grad_dtype():
+            if accumulates and local(parameter) is parameter and has_grad_dtype():
                 # Sums of micro-batches lose digits in bfloat16. (FSDP2 sums them in float32 by
                 # itself. An older torch without this is refused where there are sums:
                 # `distributed/torch_release.py`.)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from understudy.compile import is_compile_error
+from understudy.config.data import DataConfig
 from understudy.config.train import ParallelConfig, TrainConfig
 from understudy.distributed.mesh import Mesh, RankError, join_mesh
 from understudy.policies.capabilities.images import fit_images
@@ -205,7 +206,7 @@ def open_checkpoint(
     trained = read_settings(checkpoint.read_state(source)["settings"], source)
     config = _move_settings(trained, now)
     torch.set_num_threads(config.torch_threads)
-    with join_mesh(config) as mesh:
+    with join_mesh(config.mesh) as mesh:
         with mesh.together():
             record = run.read_record()
             saved = checkpoint.read_state(source)
@@ -266,7 +267,7 @@ def _start(
         with Stop.on_signals(at_once=True) as stop:
             try:
                 with (
-                    join_mesh(config, STOPPED) as mesh,
+                    join_mesh(config.mesh, STOPPED) as mesh,
                     _lock(run, config, mesh),
                     RareCollection() as collection,
                 ):
@@ -374,7 +375,7 @@ def _check_changes(
             "restore it, or start a new run with another --output-dir",
         )
     step = saved["step"] if saved else 0
-    appended = mesh.first(lambda: find_appended(config, data, step))
+    appended = mesh.first(lambda: find_appended(config.data, data, step))
     use = "trained on from here on" if config.data.update else "--data.update takes them"
     lines += [
         f"{of['name']}: episodes {of['first']} to {of['last']} were appended: {use}"
@@ -410,7 +411,7 @@ def _open_same_data(
         if fix and is_wrong_input(error):
             raise error.replaced(fix="; ".join(filter(None, [error.fix, fix]))) from error
         if read and is_wrong_input(error):
-            named = [line.strip() for line in describe_versions(read, None, config)]
+            named = [line.strip() for line in describe_versions(read, None, config.data)]
             raise error.replaced(what="; ".join([error.what, *named])) from error
         raise
     before = dict(record["dataset"])
@@ -436,21 +437,21 @@ def _open_same_data(
         )
         raise ConfigError(
             "\n".join(
-                [head, *changes, *lines, *describe_versions(read, versions_read(data), config)]
+                [head, *changes, *lines, *describe_versions(read, versions_read(data), config.data)]
             )
         )
     if mesh.rank == 0:
-        _check_files(run, files, read, data, config)
+        _check_files(run, files, read, data, config.data)
     return data
 
 
 def _check_files(
-    run: RunDir, before: Record, read: Versions, data: RunData, config: TrainConfig
+    run: RunDir, before: Record, read: Versions, data: RunData, settings: DataConfig
 ) -> None:
     """Raise ConfigError if data or video files changed; with `data.changed_files` accept, log them
     instead.
     """
-    now = file_digests(data, Path(RemoteOptions(cache=config.data.cache).folder))
+    now = file_digests(data, Path(RemoteOptions(cache=settings.cache).folder))
     lines = [
         f"  {name}: {UsedFiles.describe_change(before[name], now[name] or [])}"
         for name in UsedFiles.changed_kinds(before, now)
@@ -458,7 +459,7 @@ def _check_files(
     if not lines:
         return
     change = f"{run.root}: files of the dataset changed since the run started"
-    if config.data.changed_files == "accept":
+    if settings.changed_files == "accept":
         logger.warning(
             "\n".join([f"{change}; the run uses the present ones (data.changed_files)", *lines])
         )
@@ -466,7 +467,7 @@ def _check_files(
     fix = "restore them, or, if they were repaired, resume with --data.changed-files accept"
     raise ConfigError(
         "\n".join(
-            [f"{change}; {fix}", *lines, *describe_versions(read, versions_read(data), config)]
+            [f"{change}; {fix}", *lines, *describe_versions(read, versions_read(data), settings)]
         )
     )
 

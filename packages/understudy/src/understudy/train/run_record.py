@@ -57,7 +57,7 @@ def new_run_record(config: TrainConfig, data: RunData, mesh: Mesh) -> dict[str, 
         "normalisation": normalization,
         "policy": asdict(network),
         "metadata": named_heads(
-            data.metadata() | {CONTRACT: make_contract(config, data, cache, statistics)},
+            data.metadata() | {CONTRACT: make_contract(config.samples, data, cache, statistics)},
             data.heads,
             normalization,
         ),

@@ -36,8 +36,8 @@ from understudy.train.state import TrainState, init_train_state
 from understudy.train.track.metrics_file import read_verdict
 from understudy.train.track.trackers import MetricsLog
 from understudy_base import Record
-from understudy_data import BatchMixing, Substitution, ValidationData
-from understudy_kit import Stop
+from understudy_data import BatchMixing, RemoteOptions, Substitution, ValidationData
+from understudy_kit import Stop, plain
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +155,9 @@ class RunSession:
                 logger.info("resume: from %s, position %s", self.latest.name, self.position)
         is_first = self.mesh.rank == 0
         with self.mesh.together():
-            log = MetricsLog(run.root, self.config, self.state.step, writes=is_first)
+            trackers = self.config.log.trackers
+            settings = plain(self.config)
+            log = MetricsLog(run.root, trackers, settings, self.state.step, writes=is_first)
             self._log = self._opened.enter_context(closing(log))
             hooks = open_hooks(run, self.config, self.record, self.state.step, first=is_first)
             self._hooks = self._opened.enter_context(closing(hooks))
@@ -164,9 +166,8 @@ class RunSession:
         self.mesh.first(lambda: Substitution.truncate_journals(run.root, self.position))
 
     def _write_update(self) -> list[Record]:
-        return write_update(
-            self.run, self.record, self.data, self.order, self.saved or {}, self.config
-        )
+        cache = Path(RemoteOptions(cache=self.config.data.cache).folder)
+        return write_update(self.run, self.record, self.data, self.order, self.saved or {}, cache)
 
     def train(
         self, validation: ValidationData | None, stop: Stop, started: Callable[[], None]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.config.train import TrainConfig
+from understudy.config.train import AugmentConfig, TrainConfig
 from understudy.optim.lora import A, B, adapted_layers
 from understudy.optim.param_groups import part_of
 from understudy.optim.state import local
@@ -20,6 +20,7 @@ from understudy.policies.capabilities.images import fit_images, way_of_resizing
 from understudy.policies.capabilities.start import Deviates
 from understudy.policies.common.settings import LossTerm, TaskMode
 from understudy.policies.policy import Policy
+from understudy.policies.settings import PolicySettings
 from understudy.train.data.run_data import RunData
 from understudy.train.data.same_content import describe_copies, describe_rates
 from understudy.train.precision import align
@@ -54,20 +55,20 @@ def startup_summary(
     cameras that a source lacks (a forgotten mapping looks like that, too).
     """
     lines = [
-        *_describe_sources(config, data, order),
+        *_describe_sources(config.batch_size, data, order),
         *describe_rates(data, config.data.actions_per_chunk),
         *describe_copies(data, files or {}),
         *_describe_weights(data),
         *_describe_lengths(config, data),
         *describe_defaults(config),
         *_describe_metadata(data),
-        *_describe_instructions(config, data),
+        *_describe_instructions(config.augment, data),
     ]
     for source in data.sources:
         lines += [f"{source.name}: {note}" for note in source.notes]
     ahead = images_ahead(config.policy, config.data.actions_per_chunk)
     always = config.policy.ALWAYS if isinstance(config.policy, ImaginesImages) else ()
-    shares = config.mode_weights()
+    shares = config.modes.weights()
     trained: dict[str, Collection[str]] = {}
     for mode in shares:
         trained[mode] = policy.trained_terms(mode) if policy else TaskMode.TRAINS[mode]
@@ -75,7 +76,7 @@ def startup_summary(
     lines += describe_modes(
         config.mode, shares, bool(ahead and data.cameras), always, terms, trained
     )
-    lines += describe_images(config, data)
+    lines += describe_images(config.policy, data)
     for camera in data.cameras:
         if missing := [
             source.name for source in data.sources if camera in source.training.missing_cameras
@@ -88,7 +89,7 @@ def startup_summary(
     return lines
 
 
-def _describe_sources(config: TrainConfig, data: RunData, order: Order) -> list[str]:
+def _describe_sources(batch_size: int, data: RunData, order: Order) -> list[str]:
     slots = order.spec.schedule[-1].slots
     weights = data.weights
     rows = [("source", "head", "training", "validation", "weight", "share", "an epoch", "tasks")]
@@ -96,7 +97,7 @@ def _describe_sources(config: TrainConfig, data: RunData, order: Order) -> list[
         share = slots[source.number] / sum(slots)
         epoch = "never"
         if share:
-            steps = order.spec.sources[source.number].frames / (share * config.batch_size)
+            steps = order.spec.sources[source.number].frames / (share * batch_size)
             epoch = f"{steps:,.4g} steps"
         row = (
             source.name,
@@ -182,14 +183,14 @@ def describe_modes(
     return lines
 
 
-def describe_images(config: TrainConfig, data: RunData) -> list[str]:
+def describe_images(policy: PolicySettings, data: RunData) -> list[str]:
     """Return a line about each camera: the recorded size, and the network's with the way of
     resizing.
 
     Sources that record another size have a separate line.
     """
-    seen = _size(fit_images(config.policy, data.image_sizes).network_size)
-    resized = way_of_resizing(config.policy)
+    seen = _size(fit_images(policy, data.image_sizes).network_size)
+    resized = way_of_resizing(policy)
     lines = []
     for camera in data.cameras:
         recorded = dict[tuple[int, int] | None, list[str]]()
@@ -226,11 +227,11 @@ def describe_defaults(config: TrainConfig) -> list[str]:
     return lines
 
 
-def _describe_instructions(config: TrainConfig, data: RunData) -> list[str]:
+def _describe_instructions(augment: AugmentConfig, data: RunData) -> list[str]:
     """Return a line about the task texts that `augment.task_separator` divides: a wrong one divides
     none.
     """
-    if not (separator := config.augment.task_separator):
+    if not (separator := augment.task_separator):
         return []
     texts = set(chain.from_iterable(part.catalog.tasks for part in data.training))
     split = Instructions(separator).split

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from understudy.compile import attention_kernels, compile_blocks
+from understudy.config.data import DataConfig
+from understudy.config.samples import TaskModes
 from understudy.config.train import TrainConfig
 from understudy.distributed.activation_checkpoint import (
     apply_activation_checkpointing,
@@ -132,6 +134,16 @@ class TrainState:
         self.starts = [*past_starts, start]
 
     @property
+    def seed(self) -> int:
+        """Seed of every draw."""
+        return self.config.seed
+
+    @property
+    def modes(self) -> TaskModes:
+        """The task modes of the samples."""
+        return self.config.modes
+
+    @property
     def eval_policy(self) -> Policy:
         """Weights to evaluate and to export: the moving average, where the run keeps one."""
         return self.average or self.policy
@@ -141,7 +153,7 @@ class TrainState:
         """Groups with separate training losses: key of a batch -> name of each of its numbers."""
         if self.policy.scalar_losses:
             return {}
-        modes = {MODE: TaskMode.ALL} if self.config.learns_dynamics() else {}
+        modes = {MODE: TaskMode.ALL} if self.config.modes.learn_dynamics() else {}
         sources = {SOURCE: self.sources} if 1 < len(self.sources) <= MAX_SOURCES else {}
         return {**sources, **modes}
 
@@ -185,7 +197,7 @@ class TrainState:
             timer: measures the phases.
         """
         config = self.config
-        parts, self.part_counts = cut_batch(self.policy, config, self.mesh, batch, draws)
+        parts, self.part_counts = cut_batch(self.policy, config.batching, self.mesh, batch, draws)
         with attention_kernels(config.attention):
             result = optimizer_step(
                 self.policy,
@@ -227,9 +239,9 @@ class TrainState:
         marks: dict[str, Tensor] = {}
         if self.heads is not None:
             marks["head"] = self.heads[batch[SOURCE]]
-        if self.config.learns_dynamics():
+        if self.config.modes.learn_dynamics():
             marks[MODE] = draw_modes(
-                self.config.seed, batch["position"], self.config.mode_weights()
+                self.config.seed, batch["position"], self.config.modes.weights()
             )
         return {**batch, **marks}
 
@@ -271,9 +283,9 @@ def _build(config: TrainConfig, network: Any, normalization: Record) -> Policy:
             f"({page('own_policies.md')})"
         )
     if policy.scalar_losses:
-        _check_scalar_losses(config)
+        _check_scalar_losses(config.data, config.checkpoint.keep_best)
     if lacking := [
-        mode for mode, share in config.mode_weights().items() if share and mode not in policy.modes
+        mode for mode, share in config.modes.weights().items() if share and mode not in policy.modes
     ]:
         raise ConfigError(
             f"mode: {lacking[0]}: this policy can be trained in {', '.join(policy.modes)}"
@@ -281,19 +293,18 @@ def _build(config: TrainConfig, network: Any, normalization: Record) -> Policy:
     return policy
 
 
-def _check_scalar_losses(config: TrainConfig) -> None:
+def _check_scalar_losses(settings: DataConfig, keep_best: str) -> None:
     """Raise ConfigError where a setting needs losses per sample."""
     if any(
-        source.frame_weights and source.frame_weights_in != "order"
-        for source in config.data.mixed()
+        source.frame_weights and source.frame_weights_in != "order" for source in settings.mixed()
     ):
         raise ConfigError(
             "frame_weights_in: the policy returns one loss per batch (scalar_losses): set it to "
             "order"
         )
-    if (figure := config.checkpoint.keep_best) not in ("none", "loss", "open_loop"):
+    if keep_best not in ("none", "loss", "open_loop"):
         raise ConfigError(
-            f"checkpoint.keep_best: {figure}: the policy returns one loss per batch "
+            f"checkpoint.keep_best: {keep_best}: the policy returns one loss per batch "
             "(scalar_losses), so validations have no groups: one of none, loss, open_loop"
         )
 
@@ -339,7 +350,7 @@ def init_train_state(
     if check_files:
         with mesh.together():
             policy.check_ready()
-    check_budget(policy, config, data)
+    check_budget(policy, config.batching, config.samples, data)
     heads = torch.from_numpy(data.head_of_source) if len(data.heads) > 1 else None
     setting = "policy.weights" if weights is None else "init_from"
     if on_meta and policy.fills_weights and isinstance(weights, TensorReader | None):
@@ -425,9 +436,9 @@ def assemble(
     rounded = precision.narrow_base(policy, config.lora, dtypes)
     if read is not None:
         check_filled_weights(policy, mesh)
-    check_gpu_memory(policy, config, mesh, free_memory(mesh.device))
+    check_gpu_memory(policy, config.precision, config.optim.ema, mesh, free_memory(mesh.device))
     average = make_average(policy) if config.optim.ema.decay else None
-    masters: Mapping[str, Tensor] = precision.store(policy, config)
+    masters: Mapping[str, Tensor] = precision.store(policy, config.precision)
     if config.activation_checkpoint != "none":  # the average is never trained
         recomputed = select_blocks(policy, policy.blocks(), config.activation_checkpoint_blocks)
         apply_activation_checkpointing(recomputed, config.activation_checkpoint)
@@ -439,7 +450,7 @@ def assemble(
             shard(
                 module,
                 mesh,
-                config,
+                config.precision,
                 module.blocks(),
                 module.float32_modules(),
                 module.forward_methods,
@@ -462,7 +473,9 @@ def assemble(
             read, {name: master.shape for name, master in masters.items() if name in base_names}
         )
         masters = ChainMap(adapters, rows)  # type: ignore[arg-type]  # it is only read
-    optimizer = precision.make_optimizer(policy, config, masters)
+    optimizer = precision.make_optimizer(
+        policy, config.optim, masters, accumulates=config.batching.accumulates()
+    )
     return TrainState(
         config,
         mesh,

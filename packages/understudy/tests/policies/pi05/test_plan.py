@@ -44,7 +44,7 @@ def settings(data: Path, chunk: int, size: Any = "tiny", **changes: Any) -> Trai
 def test_plan_has_the_state_of_a_tiny_run_to_the_byte(data: Path) -> None:
     config = settings(data, 8, batch_size=2)
     predicted = plan(config, device="cpu")
-    with join_mesh(config) as mesh:
+    with join_mesh(config.mesh) as mesh:
         opened = open_data(config)
         state = init_train_state(config, opened, choose_normalization(config, opened), mesh)
         sample = one_sample(config, opened)
@@ -103,7 +103,7 @@ def test_plan_of_a_packed_batch_without_some_cameras_is_that_of_its_step(data: P
     normalization = choose_normalization(config, opened)
     sample = one_sample(config, opened)
     live = LiveBytes()
-    with join_mesh(config) as mesh:
+    with join_mesh(config.mesh) as mesh:
         state = init_train_state(config, opened, normalization, mesh)
         (camera,) = state.policy.config.cameras
         batch = {

@@ -134,23 +134,24 @@ def test_source_names_are_unique() -> None:
 
 
 def test_mode_weights_match_the_policy_modes() -> None:
-    assert tuple(TrainConfig().mode_weights()) == TaskMode.ALL
-    assert TrainConfig().mode_weights() == {
+    assert tuple(TrainConfig().modes.weights()) == TaskMode.ALL
+    assert TrainConfig().modes.weights() == {
         "policy": 1,
         "forward_dynamics": 0,
         "inverse_dynamics": 0,
     }
-    assert set(TrainConfig(mode="joint").mode_weights().values()) == {1 / 3}
-    shares = TrainConfig(mode={"inverse_dynamics": 3.0, "policy": 1.0}).mode_weights()
+    assert set(TrainConfig(mode="joint").modes.weights().values()) == {1 / 3}
+    shares = TrainConfig(mode={"inverse_dynamics": 3.0, "policy": 1.0}).modes.weights()
     assert shares == {"policy": 0.25, "forward_dynamics": 0, "inverse_dynamics": 0.75}
     assert [
-        TrainConfig(mode=mode).learns_dynamics() for mode in ("policy", "forward_dynamics", "joint")
+        TrainConfig(mode=mode).modes.learn_dynamics()
+        for mode in ("policy", "forward_dynamics", "joint")
     ] == [
         False,
         True,
         True,
     ]
-    assert not TrainConfig(mode={"policy": 1.0, "inverse_dynamics": 0.0}).learns_dynamics()
+    assert not TrainConfig(mode={"policy": 1.0, "inverse_dynamics": 0.0}).modes.learn_dynamics()
 
 
 def test_command_line_takes_a_file_with_sources(

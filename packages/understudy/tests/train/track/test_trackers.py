@@ -7,11 +7,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from understudy.config.train import DataConfig, LogConfig, TrainConfig
 from understudy.testing import tracked
 from understudy.train.track import metrics_file
 from understudy.train.track.trackers import MetricsLog, flatten
@@ -24,10 +22,6 @@ READERS: dict[str, Callable[[Path], tracked.Rows]] = {
     "wandb": tracked.in_wandb,
     "trackio": tracked.in_trackio,
 }
-
-
-def config(*names: Any) -> TrainConfig:
-    return TrainConfig(data=DataConfig(root="d"), log=LogConfig(trackers=names))
 
 
 def process(root: Path, names: str, begin: int, end: int, how: str) -> None:
@@ -78,7 +72,7 @@ class Recorder:
 def opened(monkeypatch: pytest.MonkeyPatch, root: Path, step: int, mirror: Recorder) -> MetricsLog:
     wandb = SimpleNamespace(init=lambda **_: mirror, Settings=lambda **_: None)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    return MetricsLog(root, config("wandb"), step)
+    return MetricsLog(root, ["wandb"], {}, step)
 
 
 def test_metrics_log_sends_a_tracker_only_missing_steps(
@@ -120,11 +114,11 @@ def test_metrics_log_refuses_a_missing_tracker_before_writing(
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with refused("log.trackers", "wandb", "understudy[wandb]", kind=ConfigError):
-        MetricsLog(tmp_path, config("wandb"), 0)
+        MetricsLog(tmp_path, ["wandb"], {}, 0)
 
 
 def test_metrics_log_writes_on_one_rank(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path, config("tensorboard"), 0, writes=False)
+    log = MetricsLog(tmp_path, ["tensorboard"], {}, 0, writes=False)
     log.log_all(tracked.records(5))
     log.sync()
     log.close()

@@ -21,6 +21,7 @@ from understudy.report.run import tables, validation
 from understudy.testing.pages import html_of
 from understudy.testing.ranks import in_ranks, outcomes_in_ranks
 from understudy.testing.runs import same_run, series, tiny_config
+from understudy.testing.validated import evaluate_all
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
@@ -275,13 +276,10 @@ def test_evaluate_skips_an_unreadable_frame(
     held = held_out_of(data)
     chosen = np.arange(len(held)) != sample
     config = config_of(data, out)
-    with parallel.join_mesh(config) as mesh, small_chunks():
+    with parallel.join_mesh(config.mesh) as mesh, small_chunks():
         policy = FlowPolicy.load(out / "policy")
-        options: dict[str, Any] = {"open_loop": 1, "per_dim": True}
-        without = evaluate(policy, held.select(chosen), config.seed, mesh, {"flow": 1.0}, **options)
-        left_out = evaluate(
-            policy, held_out_of(root, True), config.seed, mesh, {"flow": 1.0}, **options
-        )
+        without = evaluate_all(policy, held.select(chosen), config.seed, mesh, 1, per_dim=True)
+        left_out = evaluate_all(policy, held_out_of(root, True), config.seed, mesh, 1, per_dim=True)
     assert left_out["loss"] == pytest.approx(without["loss"], rel=1e-5)
     assert left_out["se"] == pytest.approx(without["se"], rel=1e-4)
     (one,), (two,) = left_out["sources"].values(), without["sources"].values()

@@ -154,7 +154,7 @@ def test_evaluate_checkpoint_on_any_processes(done: Path) -> None:
     then = replace(
         now, micro_batch_size=now.batch_size, parallel=ParallelConfig(dp_shard=3, dp_replicate=2)
     )
-    assert parallel.mesh_shape(run._move_settings(then, now), 2) == (2, 1)
+    assert parallel.mesh_shape(run._move_settings(then, now).mesh, 2) == (2, 1)
 
 
 def test_evaluate_checkpoint_refuses_a_missing_one(done: Path) -> None:

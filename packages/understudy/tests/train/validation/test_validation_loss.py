@@ -25,12 +25,16 @@ from understudy.policies.registry import policy_type
 from understudy.report.run.tables import format_validation
 from understudy.testing.mixtures import WRIST, mixed, tiny_sources
 from understudy.testing.ranks import in_ranks
+from understudy.testing.validated import evaluate_all
 from understudy.train.data.run_data import RunData, open_data
 from understudy.train.track.metrics_file import finite
 from understudy.train.validation import validation_loss
+from understudy.train.validation.losses import Losses
 from understudy.train.validation.metrics import TermSums, best_metrics, group_losses
+from understudy.train.validation.observer import Chunk, Evaluation
 from understudy.train.validation.open_loop import EpisodeActions
-from understudy.train.validation.validation_loss import SampleTable, evaluate
+from understudy.train.validation.validation_loss import Reading, evaluate
+from understudy_base import TASK
 from understudy_data.datasets.format.features import Feature
 from understudy_data.load.images.decoded_cache import DecodedImages, decoded_bytes
 from understudy_data.load.validation_data import (
@@ -107,7 +111,7 @@ def untrained(sources: tuple[SourceConfig, ...], data: RunData) -> FlowPolicy:
 @pytest.fixture(scope="module")
 def whole(sources: tuple[SourceConfig, ...], mesh: Mesh) -> dict[str, Any]:
     data, held = opened(sources)
-    return evaluate(untrained(sources, data), held, SEED, mesh, FLOW, open_loop=2, per_dim=True)
+    return evaluate_all(untrained(sources, data), held, SEED, mesh, every=2, per_dim=True)
 
 
 # -- the figures
@@ -453,7 +457,7 @@ def test_sums_are_rounded_once_whatever_the_sequence_of_the_samples(
     assert len(plain) > 4  # the control
 
 
-def test_each_stream_of_a_policy_has_its_losses_by_its_own_flow_time() -> None:
+def test_each_stream_of_a_policy_has_its_losses_by_its_own_flow_time(mesh: Mesh) -> None:
     """The times of the states lie in a drawn sequence beside those of the actions; both are
     reported by time.
     """
@@ -468,15 +472,16 @@ def test_each_stream_of_a_policy_has_its_losses_by_its_own_flow_time() -> None:
         )
         detail = detail._replace(order=time[:, :, stream].argsort(dim=1))
         losses[term] = Loss(detail.sum.sum((1, 2)), torch.full((5,), 2 * DRAWS), detail)
-    policy: Any = SimpleNamespace(loss_terms=("flow",), validation_draws=DRAWS)
-    table = SampleTable(policy, dict.fromkeys(losses, 1.0), 7, torch.device("cpu"), False, None)
-    table.add(slice(1, 6), losses, {}, [""] * 5, {})
-    mesh: Any = SimpleNamespace(sum=lambda tensor: tensor, gather=lambda own: [own])
-    figures, _, _ = table.gather(mesh)
+    policy: Any = SimpleNamespace(validation_draws=DRAWS, time_edges=lambda term: ())
+    held: Any = range(7)
+    observer = Losses(Evaluation(policy, held, SEED, mesh, dict.fromkeys(losses, 1.0)))
+    observer.add(Chunk(slice(1, 6), {TASK: [""] * 5}, losses, counts=True))
+    observer.add(Chunk(slice(0, 5), {TASK: [""] * 5}, losses, counts=False))
+    sums = observer.term_sums(np.ones(7, bool))
     # here the loss of a draw is twice its time
     for stream, term in enumerate(("flow", "dynamics")):
         expected = 2 * time[:, :, stream].sort(dim=1).values.T
-        draws = torch.from_numpy(figures[term][2:])
+        draws = torch.from_numpy(sums[term].draws)
         torch.testing.assert_close(draws[:, 1:6], expected, rtol=1e-6, atol=0)
         assert not draws[:, [0, 6]].any()
 
@@ -487,7 +492,7 @@ def test_an_open_loop_error_of_joints_that_never_move_is_none_and_not_the_best(
     data, held = opened(sources[1:2])
     policy = untrained(sources[1:2], data)
     policy.normalizer.action.spread.zero_()
-    result = evaluate(policy, held, SEED, mesh, FLOW, open_loop=1)
+    result = evaluate_all(policy, held, SEED, mesh, every=1)
     assert (
         result["open_loop"]["normalised"]
         is result["open_loop"]["sources"]["two"]["normalised"]
@@ -495,6 +500,39 @@ def test_an_open_loop_error_of_joints_that_never_move_is_none_and_not_the_best(
     )
     assert result["open_loop"]["sources"]["two"]["mse"]["0"] > 0
     assert "open_loop" not in best_metrics(result)
+
+
+class Largest:
+    """Observes the largest loss of a sample, over all and by source."""
+
+    def __init__(self, evaluation: Evaluation) -> None:
+        self._evaluation = evaluation
+        self._figures = evaluation.zeros(len(evaluation.held))
+
+    def add(self, chunk: Chunk) -> None:
+        if chunk.counts:
+            self._figures[chunk.part] = chunk.losses["flow"].sum.double()
+
+    def result(self, readable: np.ndarray) -> dict[str, Any]:
+        held = self._evaluation.held
+        losses = self._evaluation.gather(self._figures)
+        sources = {"no such source": {"largest": 1.0}}
+        for number, name in enumerate(held.names):
+            sources[name] = {"largest": losses[readable & (held.source == number)].max()}
+        return {"largest": losses[readable].max(), "sources": sources}
+
+
+def test_an_observer_extends_the_figures_of_the_losses(
+    sources: tuple[SourceConfig, ...], mesh: Mesh
+) -> None:
+    data, held = opened(sources)
+    evaluation = Evaluation(untrained(sources, data), held, SEED, mesh, FLOW)
+    plain = evaluate(evaluation, [Losses(evaluation)])
+    result = evaluate(evaluation, [Losses(evaluation), Largest(evaluation)])
+    largest = {name: entry.pop("largest") for name, entry in result["sources"].items()}
+    assert list(largest) == list(plain["sources"])
+    assert result.pop("largest") == max(largest.values()) > min(largest.values()) > 0
+    assert result == plain
 
 
 # -- however it is computed
@@ -509,13 +547,13 @@ def several(sources: tuple[SourceConfig, ...], shards: int, sizes: list[int]) ->
     )
     out = []
     data, held = opened(sources)
-    with parallel.join_mesh(config) as mesh:
+    with parallel.join_mesh(config.mesh) as mesh:
         for size in sizes:
             policy = untrained(sources, data)
             parallel.shard(
                 policy,
                 mesh,
-                config,
+                config.precision,
                 policy.blocks(),
                 policy.float32_modules(),
                 policy.forward_methods,
@@ -523,15 +561,8 @@ def several(sources: tuple[SourceConfig, ...], shards: int, sizes: list[int]) ->
             validation_loss.BATCH = size
             every = 9 if size == 4 else 2  # 9: chunks of which no frame is acted on
             out.append(
-                evaluate(
-                    policy,
-                    held,
-                    SEED,
-                    mesh,
-                    FLOW,
-                    open_loop=every,
-                    per_dim=True,
-                    threads=1 + mesh.rank,
+                evaluate_all(
+                    policy, held, SEED, mesh, every, per_dim=True, reading=Reading(1 + mesh.rank)
                 )
             )
     return out
@@ -584,17 +615,8 @@ def test_the_sequence_of_the_sources_changes_nothing(
 ) -> None:
     data, held = opened(sources[::-1])
     assert data.names == ("small", "two", "wide")
-    again = evaluate(
-        untrained(sources, data),
-        held,
-        SEED,
-        mesh,
-        FLOW,
-        open_loop=2,
-        per_dim=True,
-        threads=3,
-        memory=0,
-    )
+    reading = Reading(threads=3, memory=0)
+    again = evaluate_all(untrained(sources, data), held, SEED, mesh, 2, True, reading)
     assert again == whole
 
 
@@ -631,17 +653,17 @@ def test_it_repeats_to_the_bit_and_leaves_no_trace(
     policy.train()
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    first = evaluate(policy, held, drawn, mesh, FLOW, open_loop=1)
+    first = evaluate_all(policy, held, drawn, mesh, every=1)
     torch.manual_seed(6)
     resident = held.keep_decoded(1 << 30)
-    assert evaluate(policy, resident, drawn, mesh, FLOW, open_loop=1) == first
+    assert evaluate_all(policy, resident, drawn, mesh, every=1) == first
     # from frames that stayed decoded
-    assert evaluate(policy, resident, drawn, mesh, FLOW, open_loop=1) == first
+    assert evaluate_all(policy, resident, drawn, mesh, every=1) == first
     torch.manual_seed(5)
     assert torch.equal(torch.get_rng_state(), state)
     assert policy.training
     assert all(p.grad is None for p in policy.parameters())
-    assert evaluate(policy, held, 8, mesh, FLOW, open_loop=1) != first
+    assert evaluate_all(policy, held, 8, mesh, every=1) != first
 
 
 def test_dropout_is_off_and_on_again(
@@ -657,7 +679,7 @@ def test_dropout_is_off_and_on_again(
     policy.layers[0].register_forward_hook(lambda module, arguments, result: drop(result))
 
     def found() -> dict[str, Any]:
-        return evaluate(policy, held, SEED, mesh, FLOW, open_loop=2, per_dim=True)
+        return evaluate_all(policy, held, SEED, mesh, every=2, per_dim=True)
 
     for training in (True, False):
         policy.train(training)
@@ -689,8 +711,9 @@ def test_pictures_that_are_resized_as_they_are_read_are_those_that_stay_decoded(
         isinstance(d.video_frames, DecodedImages) for d in held.keep_decoded(needed - 1).datasets
     ]
     assert partly.count(False) == 1  # all of them would fit alone
-    first = evaluate(policy, held, SEED, mesh, FLOW)
-    assert evaluate(policy, held.keep_decoded(1 << 30), SEED, mesh, FLOW, threads=2) == first
+    first = evaluate_all(policy, held, SEED, mesh)
+    decoded = held.keep_decoded(1 << 30)
+    assert evaluate_all(policy, decoded, SEED, mesh, reading=Reading(2)) == first
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def _meaning(run: Run) -> dict[str, Any]:
     return {
         "--policy.type": run.config.policy.type,
         "--data.chunk-size": run.config.data.chunk_size,
-        "task mode of validations": run.config.val_mode(),
+        "task mode of validations": run.config.modes.val_mode(),
         "normalization of actions": (units.get("heads"), units.get("delta"), action),
     }
 

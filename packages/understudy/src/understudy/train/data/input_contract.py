@@ -18,7 +18,7 @@ import av
 import numpy as np
 import torch
 
-from understudy.config.train import TrainConfig
+from understudy.config.samples import SampleSettings
 from understudy.policies.capabilities.files import files_of
 from understudy.policies.capabilities.images import fit_images, way_of_resizing
 from understudy.policies.policy_folder import digests
@@ -58,7 +58,7 @@ Modes = Mapping[str, Sequence[DimensionMode]]
 
 
 def make_contract(
-    config: TrainConfig,
+    settings: SampleSettings,
     data: RunData,
     cache: Path | None = None,
     statistics: Mapping[str, Mapping[str, Statistics]] | None = None,
@@ -66,7 +66,7 @@ def make_contract(
     """Measure the contract of a run, as plain values (`Contract.to_json`).
 
     Args:
-        config: settings of the run.
+        settings: those of the run's samples.
         data: its data.
         cache: folder of earlier statistics; None keeps nothing.
         statistics: by norm head and key, those of the actions as recorded; None computes them.
@@ -75,13 +75,14 @@ def make_contract(
         DatasetError: the statistics cannot be computed; external ones leave the ranges unknown. An
             image that cannot be read only leaves its camera's appearance unknown, with a warning.
     """
-    statistics = head_statistics(config, data, cache) if statistics is None else statistics
+    if statistics is None:
+        statistics = head_statistics(settings.data.actions_per_chunk, data, cache)
     robots = {}
     cameras = sum(len(_cameras_of(data, number)) for number in range(len(data.heads)))
     images = min(IMAGES, max(LEAST_IMAGES, MOST_IMAGES // max(1, cameras)))
     with Progress(images * cameras, "appearance of cameras", "image") as bar:
         for number, head in enumerate(data.heads):
-            robots[head] = _robot(config, data, number, statistics.get(head, {}), images, bar)
+            robots[head] = _robot(settings, data, number, statistics.get(head, {}), images, bar)
     provenance = {
         "datasets": {source.name: redact(source.training.catalog.root) for source in data.sources},
         "fingerprint": dataset_fingerprint(data),
@@ -137,15 +138,16 @@ def _validation_figures(run: Path, step: int) -> dict[str, float]:
 
 
 def head_statistics(
-    config: TrainConfig, data: RunData, cache: Path | None, workers: Workers | None = None
+    chunk: int, data: RunData, cache: Path | None, workers: Workers | None = None
 ) -> dict[str, dict[str, Statistics]]:
     """Return the statistics of each head; one with external statistics has none, since its rows
     need not be read.
+
+    `chunk` is the number of actions of a chunk.
     """
     members = head_members(data, with_delta=False)
     external = {source.head for source in data.sources if source.stats}
     computed = [member for member in members if member.head not in external]
-    chunk = config.data.actions_per_chunk
     return NormHeads(computed, chunk, cache, workers=workers).statistics() if computed else {}
 
 
@@ -165,7 +167,7 @@ def _cameras_of(data: RunData, number: int) -> dict[str, list[int]]:
 
 
 def _robot(
-    config: TrainConfig,
+    settings: SampleSettings,
     data: RunData,
     number: int,
     statistics: Mapping[str, Statistics],
@@ -174,21 +176,21 @@ def _robot(
 ) -> RobotFacts:
     members = _members(data, number)
     first = data.training[members[0]]
-    source = config.data.mixed()[members[0]]
-    separator = config.augment.task_separator
+    source = settings.data.mixed()[members[0]]
+    separator = settings.augment.task_separator
     stored = chain.from_iterable(data.training[n].catalog.tasks for n in members)
     split = chain.from_iterable(map(Instructions(separator).split, stored))
     tasks = list(dict.fromkeys(split))
-    if config.augment.text_dropout and "" not in tasks:
+    if settings.augment.text_dropout and "" not in tasks:
         tasks.append("")
-    modes = dimension_modes(config.data, data, config.policy.NORMALIZE)[members[0]]
+    modes = dimension_modes(settings.data, data, settings.policy.NORMALIZE)[members[0]]
     cameras = {}
     for camera, numbers in _cameras_of(data, number).items():
         sizes = {data.training[n].catalog.features[camera].size for n in numbers}
         size = sizes.pop() if len(sizes) == 1 else None
         look = _look(camera, [data.training[n] for n in numbers], images, bar)
-        recorded = config.data.mixed()[numbers[0]].cameras.get(camera, camera)
-        policy = fit_images(config.policy, data.image_sizes)
+        recorded = settings.data.mixed()[numbers[0]].cameras.get(camera, camera)
+        policy = fit_images(settings.policy, data.image_sizes)
         cameras[camera] = CameraFacts(
             recorded,
             size or (0, 0),
@@ -199,13 +201,13 @@ def _robot(
             resize=way_of_resizing(policy),
             network_size=policy.network_size,
         )
-    text = next((field for field in files_of(config.policy) if field == "tokenizer"), "")
+    text = next((field for field in files_of(settings.policy) if field == "tokenizer"), "")
     state = None
     if STATE in first.keys:
         state = _vector(first, STATE, source.state, statistics.get(STATE), modes)
     facts = RobotFacts(
         fps=float(first.catalog.fps),
-        chunk=config.data.actions_per_chunk,
+        chunk=settings.data.actions_per_chunk,
         robot_type=source.robot_type or first.catalog.robot_type or "",
         control_mode=source.control_mode,
         state=state,
@@ -214,8 +216,8 @@ def _robot(
         tasks=tuple(tasks[: RobotFacts.MOST_TASKS]),
         tasks_left_out=max(0, len(tasks) - RobotFacts.MOST_TASKS),
         episodes=sum(data.training[n].num_episodes for n in members),
-        prompt=getattr(config.policy, "prompt", ""),
-        tokenizer=digests(config.policy).get(text, ""),
+        prompt=getattr(settings.policy, "prompt", ""),
+        tokenizer=digests(settings.policy).get(text, ""),
     )
     stated = [_stated(data.training[n].catalog) for n in members]
     # sources that differ state nothing of their head

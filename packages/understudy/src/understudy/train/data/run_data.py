@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from understudy.config.data import NONE, DataConfig
-from understudy.config.train import TrainConfig
+from understudy.config.train import LoaderConfig, TrainConfig
 from understudy.distributed.mesh import Mesh
 from understudy.policies.capabilities.images import fit_images, resize_of
 from understudy.policies.registry import policy_type
@@ -201,15 +201,15 @@ class RunData:
             self.training,
             batch_size=config.batch_size,
             seed=config.seed,
-            **self.order_options(config),
+            **self.order_options(config.data),
         )
 
-    def order_options(self, config: TrainConfig) -> dict[str, Any]:
+    def order_options(self, settings: DataConfig) -> dict[str, Any]:
         """Return the arguments of the order's constructor that depend on the settings."""
         return {
             "weights": self.weights,
-            "frames_in_flight": config.data.frames_in_flight,
-            "mode": config.data.shuffle,
+            "frames_in_flight": settings.frames_in_flight,
+            "mode": settings.shuffle,
         }
 
     def metadata(self) -> dict[str, Any]:
@@ -251,8 +251,8 @@ class RunData:
                 cameras=self.cameras,
                 chunk=config.data.actions_per_chunk,
                 compute=compute_dtype(config.precision),
-                future=config.learns_dynamics(),
-                acts=config.mode_weights()["policy"] > 0,
+                future=config.modes.learn_dynamics(),
+                acts=config.modes.weights()["policy"] > 0,
             )
         except ConfigError:
             raise
@@ -331,7 +331,7 @@ def open_data(
         try:
             return source.split(
                 names[number],
-                config,
+                config.samples,
                 cameras,
                 sizes,
                 entry,
@@ -699,6 +699,7 @@ def make_loader(
     Raises:
         ConfigError: on all ranks: one batch does not fit the memory.
     """
+    decoded_cache = _decoded_cache(config.data) if config.loader.decoded_cache else None
     with mesh.together():
         try:
             return Loader(
@@ -712,8 +713,8 @@ def make_loader(
                 on_bad_frame=config.data.on_bad_frame,
                 journal=journal,
                 pin=mesh.device.type == "cuda",
-                decoded_cache=_decoded_cache(config),
-                **_resources(config, mesh),
+                decoded_cache=decoded_cache,
+                **_resources(config.loader, mesh),
             )
         except ValueError as error:
             raise ConfigError(str(error)) from error
@@ -732,9 +733,9 @@ def make_order(config: TrainConfig, data: RunData, mesh: Mesh) -> Order:
             seed=config.seed,
             image_size=data.size,
             decoded_cache=config.loader.decoded_cache,
-            **data.order_options(config),
+            **data.order_options(config.data),
             # the same order on any machine
-            **_resources(config, mesh) | {"num_threads": MOST_LOADER_THREADS},
+            **_resources(config.loader, mesh) | {"num_threads": MOST_LOADER_THREADS},
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error
@@ -743,22 +744,20 @@ def make_order(config: TrainConfig, data: RunData, mesh: Mesh) -> Order:
     return choice.order
 
 
-def _decoded_cache(config: TrainConfig) -> tuple[str, int] | None:
+def _decoded_cache(settings: DataConfig) -> tuple[str, int]:
     """Folder and size of the decoded images on disk."""
-    if not config.loader.decoded_cache:
-        return None
-    return RemoteOptions(cache=config.data.cache).folder, parse_bytes(config.data.cache_size)
+    return RemoteOptions(cache=settings.cache).folder, parse_bytes(settings.cache_size)
 
 
-def _resources(config: TrainConfig, mesh: Mesh) -> dict[str, Any]:
+def _resources(loader: LoaderConfig, mesh: Mesh) -> dict[str, Any]:
     """Resources of a rank's loader."""
-    num_threads = config.loader.num_threads
+    num_threads = loader.num_threads
     if num_threads == "auto":
         num_threads = fair_threads(mesh.local_world_size)
     return {
         "world_size": mesh.world_size,
         "num_threads": num_threads,
-        "memory": parse_bytes(config.loader.memory) // mesh.local_world_size,
+        "memory": parse_bytes(loader.memory) // mesh.local_world_size,
     }
 
 

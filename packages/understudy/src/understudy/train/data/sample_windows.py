@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
-from understudy.config.train import TrainConfig
+from understudy.config.samples import SampleSettings
 from understudy.policies.capabilities.future import images_ahead
 from understudy.policies.capabilities.past import Past
 from understudy_base import ACTION, STATE, ConfigError
@@ -16,12 +16,12 @@ FARTHEST = 2**16
 
 
 def sample_windows(
-    config: TrainConfig, fps: float, cameras: Sequence[str], has_state: bool
+    settings: SampleSettings, fps: float, cameras: Sequence[str], has_state: bool
 ) -> dict[str, list[float]]:
     """Return the times of the steps of a sample, in seconds from its frame, by key.
 
     Args:
-        config: settings of the run.
+        settings: those of the run's samples.
         fps: frames per second of the source.
         cameras: the policy's cameras.
         has_state: whether the source has a state.
@@ -30,33 +30,33 @@ def sample_windows(
         ConfigError: `PolicySettings.windows` names no key of the run, or offsets that are not from
             0 on.
     """
-    chunk = config.data.actions_per_chunk
-    ahead = _own_windows(config, cameras, has_state)
-    past = Past.of(config.policy)
+    chunk = settings.data.actions_per_chunk
+    ahead = _own_windows(settings, cameras, has_state)
+    past = Past.of(settings.policy)
     steps = [i / fps for i in range(chunk + 1)]
     previous = [-i / fps for i in range(past.actions, 0, -1)]
     windows = {ACTION: [*previous, *steps[:-1]]}
     for key, offsets in ahead.items():
         windows[key] = [frames / fps for frames in offsets]
-    if config.learns_dynamics():
+    if settings.modes.learn_dynamics():
         windows[STATE] = steps
     image_times, state_times = past.times(fps)
     windows |= {camera: list(image_times) for camera in cameras if image_times}
     if state_times and has_state:
         windows[STATE] = list(state_times)
-    if config.learns_dynamics() and (images := images_ahead(config.policy, chunk)):
+    if settings.modes.learn_dynamics() and (images := images_ahead(settings.policy, chunk)):
         for camera in cameras:
             windows[camera] = [0.0, *(steps[frames] for frames in images)]
     return windows
 
 
 def _own_windows(
-    config: TrainConfig, cameras: Sequence[str], has_state: bool
+    settings: SampleSettings, cameras: Sequence[str], has_state: bool
 ) -> dict[str, list[int]]:
     """Return the offsets of `PolicySettings.windows` in frames, checked, by key."""
-    chunk = config.data.actions_per_chunk
-    named: Any = config.policy.windows(chunk, tuple(cameras))
-    where = f"windows of policy.type {config.policy.type}"
+    chunk = settings.data.actions_per_chunk
+    named: Any = settings.policy.windows(chunk, tuple(cameras))
+    where = f"windows of policy.type {settings.policy.type}"
     if not isinstance(named, Mapping):
         raise ConfigError(
             f"{where}: {named!r}: return offsets by key, as in {{STATE: range(chunk + 1)}}"
@@ -75,7 +75,7 @@ def _own_windows(
                 f"{', '.join(keys) or 'neither state nor camera'}"
             )
         ours[key] = _offsets(f"{where}: {key!r}", offsets)
-        if other := _other_window(config, key, chunk, ours[key]):
+        if other := _other_window(settings, key, chunk, ours[key]):
             raise ConfigError(
                 f"{where}: {key!r}: {other} gives this key another window: leave out one of both"
             )
@@ -106,15 +106,16 @@ def _offsets(where: str, offsets: Any) -> list[int]:
     return frames
 
 
-def _other_window(config: TrainConfig, key: str, chunk: int, offsets: Sequence[int]) -> str:
+def _other_window(settings: SampleSettings, key: str, chunk: int, offsets: Sequence[int]) -> str:
     """Name the setting that gives a key another window than these offsets; "": none does."""
-    policy = config.policy
-    trains_future = config.learns_dynamics()
+    policy = settings.policy
+    trains_future = settings.modes.learn_dynamics()
     past = Past.of(policy)
     times = past.states if key == STATE else past.images
     if past.steps or times:
         return "the history of the policy"
     if key == STATE:
-        return f"mode {config.mode}" if trains_future and offsets != list(range(chunk + 1)) else ""
+        is_other = trains_future and offsets != list(range(chunk + 1))
+        return f"mode {settings.modes.mode}" if is_other else ""
     images = images_ahead(policy, chunk) if trains_future else ()
-    return f"mode {config.mode}" if images and offsets != [0, *images] else ""
+    return f"mode {settings.modes.mode}" if images and offsets != [0, *images] else ""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from understudy.config.data import NONE, DataConfig
-from understudy.config.train import TrainConfig
+from understudy.config.samples import SampleSettings
 from understudy.policies.capabilities.returns import PredictsReturns
 from understudy.train.data.sample_windows import sample_windows
 from understudy_base import ACTION, STATE, DatasetError, Record
@@ -87,7 +87,7 @@ class Source:
     def split(
         self,
         name: str,
-        config: TrainConfig,
+        samples: SampleSettings,
         cameras: Sequence[str],
         sizes: Mapping[str, tuple[int, int]],
         recorded: Record | None = None,
@@ -99,7 +99,7 @@ class Source:
 
         Args:
             name: name of the source.
-            config: settings of the run.
+            samples: settings of the run's samples.
             cameras: the policy's cameras.
             sizes: (height, width) of those that some source lacks.
             recorded: see `open_source`.
@@ -116,10 +116,10 @@ class Source:
         settings = self.config
         catalog = self.catalog
         own_cameras = [camera for camera in cameras if camera in self.cameras]
-        _raise_all(_unusable_features(config, self, own_cameras), catalog)
+        _raise_all(_unusable_features(samples, self, own_cameras), catalog)
         response = settings.response if responds else None
         options: dict[str, Any] = {
-            "delta_timestamps": sample_windows(config, catalog.fps, cameras, STATE in self.keys),
+            "delta_timestamps": sample_windows(samples, catalog.fps, cameras, STATE in self.keys),
             "keys": [*self.keys, *own_cameras],
             "missing_cameras": {
                 camera: sizes[camera] for camera in cameras if camera not in own_cameras
@@ -141,18 +141,19 @@ class Source:
             unselected = sorted(set(settings.val_episodes) - set(ids.tolist()))
         before = None if appended and "skipped" not in held else recorded
         skipped, notes = skip_incomplete(
-            settings, catalog, ids, own_cameras, self.keys, config.data, before, check_files
+            settings, catalog, ids, own_cameras, self.keys, samples.data, before, check_files
         )
         left_out = np.array(skipped, np.int64)
         spread = not appended and not shares_dataset
-        parts = _split_episodes(config, settings, catalog, ids, left_out, appended, spread)
-        if config.data.prompt_metadata:  # of each source the metadata that it has
+        share = samples.data.share_of(settings)
+        parts = _split_episodes(share, settings, catalog, ids, left_out, appended, spread)
+        if samples.data.prompt_metadata:  # of each source the metadata that it has
             present = EpisodeDataset.prompt_names(catalog)
             options["prompt_metadata"] = [
-                field for field in config.data.prompt_metadata if field in present
+                field for field in samples.data.prompt_metadata if field in present
             ]
-        if isinstance(config.policy, PredictsReturns):
-            options["returns"] = config.policy.return_target()
+        if isinstance(samples.policy, PredictsReturns):
+            options["returns"] = samples.policy.return_target()
         selection = replace(Selection.of(settings), exclude_episodes=None, where=None)
         training = EpisodeDataset(
             catalog, select=replace(selection, episodes=parts.training), **options
@@ -390,7 +391,7 @@ def _select(settings: SourceConfig) -> Selection:
     return replace(Selection.of(settings), frame_weights=None)
 
 
-def _unusable_features(config: TrainConfig, source: Source, cameras: Sequence[str]) -> Mistakes:
+def _unusable_features(samples: SampleSettings, source: Source, cameras: Sequence[str]) -> Mistakes:
     """Cameras without RGB, a state that dynamics need, and validation episodes outside of the
     condition `where`.
     """
@@ -405,7 +406,7 @@ def _unusable_features(config: TrainConfig, source: Source, cameras: Sequence[st
             ]
             fix = f"list the cameras to use: --data.cameras {' '.join(colors) or NONE}"
             yield f"{camera!r} {kind}, a policy takes RGB", fix
-    if config.learns_dynamics() and STATE not in source.keys:
+    if samples.modes.learn_dynamics() and STATE not in source.keys:
         problem = f"mode: future states are trained, which needs {STATE!r}, and there is none"
         yield problem, "set `state` to its key, or mode to policy"
     if settings.where and settings.val_episodes:
@@ -419,7 +420,7 @@ def _unusable_features(config: TrainConfig, source: Source, cameras: Sequence[st
 
 
 def _split_episodes(
-    config: TrainConfig,
+    share: float,
     settings: SourceConfig,
     catalog: Catalog,
     ids: np.ndarray,
@@ -443,7 +444,7 @@ def _split_episodes(
         return EpisodeSplit.by_fraction(
             catalog,
             ids,
-            config.data.share_of(settings),
+            share,
             skipped=skipped,
             appended=appended,
             spread=spread,
@@ -456,14 +457,17 @@ def _split_episodes(
 
 
 def appended_episodes(
-    config: TrainConfig, settings: SourceConfig, catalog: Catalog, first: int
+    share: float, settings: SourceConfig, catalog: Catalog, first: int
 ) -> np.ndarray:
-    """Return the selected episodes of a source to train on, from an id on."""
+    """Return the selected episodes of a source to train on, from an id on.
+
+    `share` of them are for validation.
+    """
     if catalog.episodes.ids[-1] < first:
         return catalog.episodes.ids[:0]
     ids = EpisodeDataset(catalog, select=_select(settings)).episodes
     appended = ids[np.searchsorted(ids, first) :]
-    return _split_episodes(config, settings, catalog, appended, ids[:0], True, False).training
+    return _split_episodes(share, settings, catalog, appended, ids[:0], True, False).training
 
 
 def recorded_sizes(

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.config.train import TrainConfig
+from understudy.config.data import DataConfig
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.frames_file import EPISODE, VALIDATION, frames_content, read_frames
 from understudy.train.data.run_data import (
@@ -34,7 +34,7 @@ from understudy.train.data.run_data import (
 )
 from understudy.train.data.sources import appended_episodes, spell_out
 from understudy_base import Record, plural, write_bytes
-from understudy_data import Order, RemoteOptions
+from understudy_data import Order
 
 
 def recorded_sources(record: Record, updates: Sequence[Record] = ()) -> list[dict[str, Any]]:
@@ -57,14 +57,16 @@ def update_frames(run: RunDir, update: Record) -> Path:
     return run.root / f"frames-{update['frames'][:16]}.parquet"
 
 
-def find_appended(config: TrainConfig, data: RunData, step: int) -> list[dict[str, Any]]:
-    """Return the entries of the sources with appended episodes to train on."""
+def find_appended(settings: DataConfig, data: RunData, step: int) -> list[dict[str, Any]]:
+    """Return the entries of the sources with appended episodes to train on; `settings` are those of
+    the run's data.
+    """
     entries = []
-    for source, settings in zip(data.configured, config.data.mixed(), strict=True):
+    for source, of_source in zip(data.configured, settings.mixed(), strict=True):
         first = 1 + max(part.span[1] for part in data.sources if part.of == source.number)
         catalog = source.training.catalog
-        spelled_out = spell_out(settings, source.training)
-        if len(appended_episodes(config, spelled_out, catalog, first)):
+        spelled_out = spell_out(of_source, source.training)
+        if len(appended_episodes(settings.share_of(spelled_out), spelled_out, catalog, first)):
             entry = {
                 "name": f"{source.name}@{step}",
                 "of": source.number,
@@ -77,18 +79,17 @@ def find_appended(config: TrainConfig, data: RunData, step: int) -> list[dict[st
 
 
 def write_update(
-    run: RunDir, record: Record, data: RunData, order: Order, saved: Record, config: TrainConfig
+    run: RunDir, record: Record, data: RunData, order: Order, saved: Record, cache: Path
 ) -> list[Record]:
     """Return the updates of the checkpoint with the state `saved`, and that of `data` and `order`,
     if there is one.
 
-    The frames of a new update are written.
+    The frames of a new update are written. `cache` is the folder of data read from URLs.
     """
     updates = list(saved.get("updates", ()))
     if (first := len(recorded_sources(record, updates))) == len(data.sources):
         return updates
     content = frames_content(data, first)
-    cache = Path(RemoteOptions(cache=config.data.cache).folder)
     update: dict[str, Any] = {
         "step": saved["step"],
         "position": saved["position"],

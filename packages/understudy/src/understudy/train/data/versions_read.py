@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from understudy.config.train import TrainConfig
+from understudy.config.data import DataConfig
 from understudy.train.data.run_data import RunData
 from understudy_base import Record, split_view
 from understudy_data import Catalog
@@ -56,14 +56,14 @@ def list_versions(record: Record, starts: Sequence[Record]) -> list[dict[str, An
     return rows
 
 
-def describe_versions(before: Versions, now: Versions | None, config: TrainConfig) -> list[str]:
+def describe_versions(before: Versions, now: Versions | None, settings: DataConfig) -> list[str]:
     """Return a line for each source of which another version was read before, or for all if none
     differs.
 
     Args:
         before: the recorded versions.
         now: those of the data that is open; None if it cannot be opened.
-        config: the settings of the run.
+        settings: those of the run's data.
     """
     present = [of["version"] for of in now] if now is not None else [""] * len(before)
     changed = [of["version"] != version for of, version in zip(before, present, strict=True)]
@@ -74,19 +74,19 @@ def describe_versions(before: Versions, now: Versions | None, config: TrainConfi
             if is_changed and version:
                 line += f", now {version}"
             if is_changed:
-                line += _remedy(of["address"], number, config)
+                line += _remedy(of["address"], number, settings)
             else:
                 line += ", whose files of meta/ are unchanged"
             lines.append(line)
     return lines
 
 
-def _remedy(address: str, number: int, config: TrainConfig) -> str:
+def _remedy(address: str, number: int, settings: DataConfig) -> str:
     """Say how to read the version at `address` again; "" where it is not there."""
     if not address or Catalog.is_gone(address):
         return ""
-    sources = config.data.mixed()
+    sources = settings.mixed()
     view = split_view(sources[number].root)[1] if number < len(sources) else ""
-    if config.data.sources:
+    if settings.sources:
         return f"; set data.sources.{number}.root: {address}{view} in config.yaml of the run"
     return f"; to read that one: --data.root {shlex.quote(address + view)}"

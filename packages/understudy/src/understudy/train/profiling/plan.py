@@ -31,6 +31,7 @@ from torch._subclasses.fake_tensor import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.flop_counter import FlopCounterMode
 
+from understudy.config.mesh import MeshSettings
 from understudy.config.train import TrainConfig
 from understudy.distributed.activation_checkpoint import CheckpointMode, without_checkpointing
 from understudy.distributed.mesh import DIMENSIONS, Mesh, mesh_shape
@@ -46,7 +47,7 @@ from understudy.train.data.run_data import (
     read_first_batch,
 )
 from understudy.train.data.run_normalization import choose_normalization
-from understudy.train.micro_batches import check_budget, largest_part
+from understudy.train.micro_batches import check_budget
 from understudy.train.paths import with_local_files
 from understudy.train.profiling.live_bytes import LiveBytes, forget_values, without_values
 from understudy.train.state import TrainState, assemble, build_on_meta
@@ -175,12 +176,12 @@ def plan(
     """
     config = with_local_files(config).resolved()
     data = open_data(config)
-    mesh_shape(config, world_size)  # before anything takes time
+    mesh_shape(config.mesh, world_size)  # before anything takes time
     normalization = choose_normalization(config, data)
     config = with_known_base(config, data, normalization)
     network = build_on_meta(config, data.policy_config(config), normalization)
     sample = one_sample(config, data)
-    check_budget(network, config, data)
+    check_budget(network, config.batching, config.samples, data)
     total = 1 + len(MODES) + _STEPS_OF_CARD * len(cards)
     logger.info("plan: about %d steps on shapes; one of a large network takes a minute", total)
     with Progress(total, "plan", "step") as progress, _values_needed(config.policy.type):
@@ -194,7 +195,7 @@ def plan(
             return shapes
 
         single = at(1, "none")
-        size = largest_part(config, world_size, single.tokens)
+        size = config.batching.largest_part(world_size, single.tokens)
         planned = config.activation_checkpoint
         shapes = at(size, planned)
         by_mode = {}
@@ -321,7 +322,7 @@ def trace_step(
         device: see `plan`.
         size: samples of a forward pass; where the run has several of them in a step, two are run.
     """
-    cut = config.accumulates()
+    cut = config.batching.accumulates()
     num_parts = 1
     if cut:
         num_parts = -(-config.batch_size // (world_size * (config.micro_batch_size or size)))
@@ -398,7 +399,7 @@ def _trace(
     heads = torch.from_numpy(data.head_of_source) if len(data.heads) > 1 else None
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     live = LiveBytes(sums_copies=device == "cpu")
-    with _mesh(config, world_size, device) as mesh, warnings.catch_warnings():
+    with _mesh(config.mesh, world_size, device) as mesh, warnings.catch_warnings():
         # by deepcopy
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         with fake, live:
@@ -436,14 +437,14 @@ def _trace(
 
 
 @contextmanager
-def _mesh(config: TrainConfig, world_size: int, device: str) -> Iterator[Mesh]:
+def _mesh(settings: MeshSettings, world_size: int, device: str) -> Iterator[Mesh]:
     """The mesh of one of `world_size` processes, of which the others are absent and every exchange
     does nothing.
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     cpu = torch.device("cpu")
-    shape = mesh_shape(config, world_size)
+    shape = mesh_shape(settings, world_size)
     alone = world_size == 1
     if not alone:
         if dist.is_initialized():

@@ -182,14 +182,14 @@ def profile(config: TrainConfig, warmup: int, steps: int) -> Profile | None:
     """
     config = override(config, log={"trackers": ()}, steps=warmup + 2 * steps + 4)
     config = with_local_files(config).resolved()
-    with join_mesh(config) as mesh, temporary_folder() as folder:
+    with join_mesh(config.mesh) as mesh, temporary_folder() as folder:
         torch.set_num_threads(config.torch_threads)
         with mesh.together():
             data = open_data(config)
             order = make_order(config, data, mesh)
             scales = choose_normalization(config, data)
             config = with_known_base(config, data, scales)
-            log = MetricsLog(folder, config, 0, writes=mesh.rank == 0)
+            log = MetricsLog(folder, (), {}, 0, writes=mesh.rank == 0)
         state = init_train_state(config, data, scales, mesh)
         with (
             closing(log),

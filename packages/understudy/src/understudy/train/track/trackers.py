@@ -24,16 +24,14 @@ import math
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from understudy.config.train import TrainConfig
 from understudy.train.track import metrics_file
 from understudy_base import ConfigError, Record, write_text
-from understudy_kit import plain
 
 PROJECT = "understudy"
 """Project name in wandb and Trackio."""
@@ -60,7 +58,7 @@ class TensorBoard:
 
     last_step = 0
 
-    def __init__(self, root: Path, config: TrainConfig) -> None:
+    def __init__(self, root: Path, settings: dict[str, Any]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -127,7 +125,7 @@ class ServiceRun:
         self._run.finish()
 
 
-def open_wandb(root: Path, config: TrainConfig) -> ServiceRun:
+def open_wandb(root: Path, settings: dict[str, Any]) -> ServiceRun:
     """Open a run of https://wandb.ai; WANDB_MODE=offline writes below RUN/wandb only, for
     `wandb sync`.
     """
@@ -140,14 +138,14 @@ def open_wandb(root: Path, config: TrainConfig) -> ServiceRun:
         name=root.name,
         dir=str(root),
         resume="allow",
-        config=plain(config),
+        config=settings,
         settings=wandb.Settings(console="off"),
     )
     # Syncing a second offline folder with the same id would replace the first one's data.
     return ServiceRun(run, run.starting_step, old)
 
 
-def open_trackio(root: Path, config: TrainConfig) -> ServiceRun:
+def open_trackio(root: Path, settings: dict[str, Any]) -> ServiceRun:
     """Open a run of Trackio: local by default, or where TRACKIO_SPACE_ID or TRACKIO_SERVER_URL
     point.
     """
@@ -157,7 +155,7 @@ def open_trackio(root: Path, config: TrainConfig) -> ServiceRun:
         project=PROJECT,
         name=f"{root.name}-{run_id(root)}",
         resume="allow",
-        config=plain(config),
+        config=settings,
         embed=False,
         auto_log_cpu=False,
         auto_log_gpu=False,
@@ -169,7 +167,7 @@ Tracker = TensorBoard | ServiceRun
 """Destination of metrics. Steps come in ascending order, each once; `last_step` is the highest in
 its storage.
 """
-TRACKERS: dict[str, Callable[[Path, TrainConfig], Tracker]] = {
+TRACKERS: dict[str, Callable[[Path, dict[str, Any]], Tracker]] = {
     "tensorboard": TensorBoard,
     "wandb": open_wandb,
     "trackio": open_trackio,
@@ -181,7 +179,8 @@ class MetricsLog:
 
     Args:
         root: the run directory.
-        config: the settings.
+        trackers: names of `TRACKERS`.
+        settings: those of the run, which services show.
         step: step at which the run resumes; records of later steps are removed.
         writes: False on all ranks but one: all calls then do nothing.
 
@@ -189,7 +188,14 @@ class MetricsLog:
         ConfigError: a tracker is not installed (names the package) or cannot start.
     """
 
-    def __init__(self, root: Path, config: TrainConfig, step: int, writes: bool = True) -> None:
+    def __init__(
+        self,
+        root: Path,
+        trackers: Sequence[str],
+        settings: dict[str, Any],
+        step: int,
+        writes: bool = True,
+    ) -> None:
         self._file: metrics_file.MetricsFile | None = None
         self._trackers: dict[str, Tracker] = {}
         # of the latest step, which may still get more figures
@@ -218,9 +224,9 @@ class MetricsLog:
         for record in validations:
             self._note_validation(record["step"], record)
         try:
-            for name in config.log.trackers:
+            for name in trackers:
                 with _tracker_errors(name):
-                    self._trackers[name] = TRACKERS[name](root, config)
+                    self._trackers[name] = TRACKERS[name](root, settings)
         except BaseException:
             self.close()
             raise

@@ -21,7 +21,9 @@ from understudy.policies.draws import Draws, keyed_generators
 from understudy.policies.losses import Loss
 from understudy.policies.policy import Policy
 from understudy.train.precision import align
-from understudy.train.validation.validation_loss import evaluate
+from understudy.train.validation.losses import Losses
+from understudy.train.validation.observer import Evaluation
+from understudy.train.validation.validation_loss import Reading, evaluate
 from understudy_base import Batch, ConfigError, Record
 from understudy_data import EpisodeDataset, KeyedDraws, ValidationData
 
@@ -154,7 +156,8 @@ def validate(
                 policy.find_terms(held.read(slice(0, min(PROBE, len(held)))), len(held))
         chosen = _weights(policy.loss_terms, weights)
         _check_alike(ranks, (given.names, len(held), sorted(chosen.items()), batch_size))
-        record = evaluate(policy, held, seed, ranks, chosen, threads=num_threads)
+        evaluation = Evaluation(policy, held, seed, ranks, chosen)
+        record = evaluate(evaluation, [Losses(evaluation)], Reading(num_threads))
     return _table(record, given)
 
 

@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from understudy.config.train import TrainConfig
+from understudy.config.samples import SampleSettings
+from understudy.config.train import ValConfig
 from understudy.policies.capabilities.returns import predicts_actions
 from understudy.policies.common.settings import LossTerm, TaskMode
 from understudy_base import ConfigError, Record
@@ -165,26 +166,6 @@ def one_group(
     }
 
 
-def loss_by_dimension(
-    sums: np.ndarray, counts: np.ndarray, numbers: np.ndarray, names: Sequence[str]
-) -> dict[str, float]:
-    """Return the mean loss of each action dimension by name.
-
-    Dimensions beyond the named ones, and dimensions without an element, are absent.
-
-    Args:
-        sums: float64 (A, N).
-        counts: float64 (A, N).
-        numbers: samples to include.
-        names: names of the dimensions.
-    """
-    means = {}
-    for name, of_sum, of_count in zip(names, sums[:, numbers], counts[:, numbers]):
-        if count := math.fsum(of_count):
-            means[name] = math.fsum(of_sum) / count
-    return means
-
-
 def best_metrics(record: Record) -> dict[str, float]:
     """Return the figures of a validation record that can choose the best checkpoint (`keep_best`),
     by name.
@@ -198,21 +179,23 @@ def best_metrics(record: Record) -> dict[str, float]:
     return {name: value for name, value in figures.items() if value is not None}
 
 
-def check_keep_best(config: TrainConfig, validation: ValidationData) -> None:
+def check_keep_best(
+    name: str, samples: SampleSettings, val: ValConfig, validation: ValidationData
+) -> None:
     """Raise ConfigError, with the available figures, unless a validation of these frames has that
-    of `keep_best`.
+    of `keep_best`, which is `name`.
     """
-    name = config.checkpoint.keep_best
     kind, colon, group = name.partition(":")
     if name in ("none", *PLAIN):
         if name == "open_loop" and not (
-            predicts_actions(config.policy) and LossTerm.FLOW in TaskMode.TRAINS[config.val_mode()]
+            predicts_actions(samples.policy)
+            and LossTerm.FLOW in TaskMode.TRAINS[samples.modes.val_mode()]
         ):
             raise ConfigError(
                 "checkpoint.keep_best: open_loop: no actions are trained (mode, policy.type), so "
                 "none are compared"
             )
-        if name == "open_loop" and not config.val.open_loop_every:
+        if name == "open_loop" and not val.open_loop_every:
             raise ConfigError(
                 "checkpoint.keep_best: open_loop: it is not measured; set val.open_loop_every, to "
                 "10 for example"

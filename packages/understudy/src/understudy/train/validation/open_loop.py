@@ -9,7 +9,7 @@ other actions.
 
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,50 +22,59 @@ from understudy.policies.common.settings import LossTerm, TaskMode
 from understudy.policies.policy import Policy
 from understudy.train.augment_batch import draw_on_device
 from understudy.train.state import TrainState
+from understudy.train.validation.observer import Chunk, Evaluation
 from understudy_base import ACTION, MODE, TASK, Batch, ConfigError
 from understudy_data import ValidationData
 
 
 class OpenLoop:
-    """Open-loop errors over validation frames.
+    """Observes open-loop errors.
 
     Args:
+        evaluation: policy, samples and ranks; a mode that leads to actions.
         every: take every N-th validation frame of each source, from its first one on.
-        seed: seed of the noise.
-        width: width of an action.
-        mode: task mode that leads to actions.
-        held: the frames.
     """
 
-    def __init__(self, every: int, seed: int, width: int, mode: str, held: ValidationData) -> None:
-        self.every = every
-        self._seed = seed
-        self._mode = mode
-        self._held = held
-        self._chosen = np.flatnonzero(held.place % every == 0)
+    def __init__(self, evaluation: Evaluation, every: int) -> None:
+        self._evaluation = evaluation
+        self._every = every
+        self._chosen = np.flatnonzero(evaluation.held.place % every == 0)
+        width = evaluation.policy.config.action_dim
         rows = {"squared": width, "absolute": width, "count": width, "normalised": 1, "elements": 1}
-        self.shapes = {name: (size, len(self._chosen)) for name, size in rows.items()}
-        """Shapes (numbers, chosen samples) of the figures per sample: sums over the steps of the
-        chunk.
-        """
+        # sums over the steps of the chunk of each chosen sample
+        self._figures = {
+            name: evaluation.zeros(size, len(self._chosen)) for name, size in rows.items()
+        }
 
-    def errors(self, policy: Policy, batch: Batch, part: slice) -> dict[str, tuple[Tensor, Tensor]]:
-        """Compute the figures of the chosen samples of a chunk, by name of `shapes`: (indices int64
-        [n], [numbers, n]).
+    @staticmethod
+    def applies(evaluation: Evaluation) -> bool:
+        """Return whether the mode leads to actions."""
+        leads_to_actions = LossTerm.FLOW in TaskMode.TRAINS[evaluation.mode]
+        return leads_to_actions and predicts_actions(evaluation.policy.config)
+
+    def add(self, chunk: Chunk) -> None:
+        """Write the figures of the chosen samples of a chunk.
 
         There is at least one forward pass, so that all ranks run equally many.
         """
-        first, last = np.searchsorted(self._chosen, [part.start, part.stop])
-        chosen = self._chosen[first:last] - part.start
+        policy = self._evaluation.policy
+        first, last = np.searchsorted(self._chosen, [chunk.part.start, chunk.part.stop])
+        chosen = self._chosen[first:last] - chunk.part.start
         some = chosen if len(chosen) else np.zeros(1, np.int64)
         rows = torch.from_numpy(some)
-        inputs = policy.from_present({key: _rows(value, rows) for key, value in batch.items()})
+        inputs = policy.from_present(
+            {key: _rows(value, rows) for key, value in chunk.batch.items()}
+        )
         recorded = inputs[ACTION]
         proposed = predict_actions(
-            policy, inputs, self._held.identity(part)[some], self._seed, self._mode
+            policy,
+            inputs,
+            self._evaluation.held.identity(chunk.part)[some],
+            self._evaluation.seed,
+            self._evaluation.mode,
         )
-        if not len(chosen):
-            return {}
+        if not chunk.counts:
+            return
         absent = inputs[f"{ACTION}_is_pad"][..., None].expand(recorded.shape)  # [n, T, A]
         if (padded := inputs.get(f"{ACTION}_dim_is_pad")) is not None:
             absent = absent | padded[:, None]
@@ -86,27 +95,28 @@ class OpenLoop:
             "normalised": scaled.square().sum(dim=(1, 2))[None],
             "elements": elements[None],
         }
-        columns = torch.arange(int(first), int(last), device=recorded.device)
-        return {name: (columns, values) for name, values in figures.items()}
+        for name, values in figures.items():
+            self._figures[name][:, first:last] = values[:, : len(chosen)]
 
-    def result(self, figures: Mapping[str, np.ndarray], readable: np.ndarray) -> dict[str, Any]:
-        """Average the figures, float64 arrays of `shapes` by name, over the samples that are
-        `readable`, bool (N,).
+    def result(self, readable: np.ndarray) -> dict[str, Any]:
+        """Return "open_loop", averages over the samples.
 
-        Returns:
-            {"every", "normalised": mean squared error in units of the normalization's spread, over
-            all samples, joints and steps (without joints that never move; None where none does),
-            "sources": {name: {"samples", "normalised", "mse": {joint: mean squared error in the
-            robot's units}, "mae": {joint: mean absolute error}}}}.
+        It has "every", "normalised": mean squared error in units of the normalization's spread,
+        over all samples, joints and steps (without joints that never move; None where none does),
+        "sources": {name: {"samples", "normalised", "mse": {joint: mean squared error in the robot's
+        units}, "mae": {joint: mean absolute error}}}.
         """
+        held = self._evaluation.held
         counted = readable[self._chosen]
-        figures = {name: rows[:, counted] for name, rows in figures.items()}
-        source = self._held.source[self._chosen[counted]]
+        figures = {
+            name: self._evaluation.gather(rows)[:, counted] for name, rows in self._figures.items()
+        }
+        source = held.source[self._chosen[counted]]
         sources = {}
-        for number, name in enumerate(self._held.names):
+        for number, name in enumerate(held.names):
             of_source = np.flatnonzero(source == number)
             counts = [math.fsum(row) for row in figures["count"][:, of_source]]
-            joints = self._held.action_names(number)
+            joints = held.action_names(number)
 
             def mean(
                 kind: str, columns: np.ndarray = of_source, over: list[float] = counts
@@ -125,7 +135,7 @@ class OpenLoop:
                 "mae": dict(zip(joints, mean("absolute"))),
             }
         normalized = _ratio(figures["normalised"][0], figures["elements"][0])
-        return {"every": self.every, "normalised": normalized, "sources": sources}
+        return {"open_loop": {"every": self._every, "normalised": normalized, "sources": sources}}
 
 
 def predict_actions(policy: Policy, batch: Batch, identity: Tensor, seed: int, mode: str) -> Tensor:
@@ -176,10 +186,10 @@ class EpisodeActions:
     """Euler steps of the sampling."""
 
     def __init__(self, state: TrainState, held: ValidationData) -> None:
-        self._mode = state.config.val_mode()
-        is_trained = LossTerm.FLOW in TaskMode.TRAINS[self._mode]
-        if not is_trained or not predicts_actions(state.config.policy):
-            of = f"mode {state.config.mode}, policy.type {state.config.policy.type}"
+        self._mode = state.modes.val_mode()
+        network = state.policy.config
+        if LossTerm.FLOW not in TaskMode.TRAINS[self._mode] or not predicts_actions(network):
+            of = f"mode {state.modes.mode}, policy.type {network.type}"
             raise ConfigError(f"the run trained no policy to act: {of}")
         self._state = state
         self._held = held
@@ -218,9 +228,7 @@ class EpisodeActions:
             identity = held.identity(part)
             task = batch[TASK][0]
             inputs = policy.batch_to_device(policy.preprocess(batch))
-            [actions] = predict_actions(
-                policy, inputs, identity, self._state.config.seed, self._mode
-            )
+            [actions] = predict_actions(policy, inputs, identity, self._state.seed, self._mode)
             frame = int(held.frame[number])
             yield frame, int(identity[0]), actions.float().cpu().numpy(), task
 
@@ -266,7 +274,7 @@ class EpisodeActions:
                     )
                 inputs = policy.from_present(policy.batch_to_device(batch))
                 proposed = predict_actions(
-                    policy, inputs, part.identity(span), state.config.seed, self._mode
+                    policy, inputs, part.identity(span), state.seed, self._mode
                 )
                 for row in range(span.stop - span.start):
                     if row in unreadable:

@@ -14,47 +14,36 @@ resumes from it makes that validation first.
 """
 
 import logging
-import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
-from itertools import chain
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from understudy.compile import attention_kernels
 from understudy.config.train import TrainConfig
 from understudy.distributed.mesh import RankError, reshard_weights
 from understudy.distributed.ranks import Ranks
 from understudy.policies.batch import batch_to_device
-from understudy.policies.capabilities.returns import predicts_actions
-from understudy.policies.common.settings import LossTerm, TaskMode
+from understudy.policies.common.settings import TaskMode
 from understudy.policies.draws import keyed_generators
-from understudy.policies.losses import Loss
-from understudy.policies.policy import Policy, evaluating
+from understudy.policies.policy import evaluating
 from understudy.train.augment_batch import draw_on_device
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy.train.data.run_data import RunData
 from understudy.train.state import TrainState
 from understudy.train.track.trackers import MetricsLog
-from understudy.train.validation.episode_sums import EpisodeSums
 from understudy.train.validation.imagined import imagine_frames
-from understudy.train.validation.metrics import (
-    TermSums,
-    check_keep_best,
-    group_losses,
-    loss_by_dimension,
-    notes_on_groups,
-    one_group,
-)
+from understudy.train.validation.losses import Losses
+from understudy.train.validation.metrics import check_keep_best, notes_on_groups
+from understudy.train.validation.observer import Chunk, Evaluation, Observer
 from understudy.train.validation.open_loop import OpenLoop
+from understudy.train.validation.per_dimension import PerDimension
 from understudy_base import (
     MODE,
-    TASK,
     DatasetError,
     Progress,
     Record,
@@ -85,9 +74,6 @@ OF_MODE = (
     "open_loop",
 )
 """Figures of a validation that are stored for each mode."""
-
-DIMS = "action dimensions"
-"""Name of the figures of each dimension, besides those of the loss terms and of the open loop."""
 
 logger = logging.getLogger(__name__)
 
@@ -124,31 +110,29 @@ def validate(
     config = state.config
     mesh = state.mesh
     policy = state.eval_policy
-    threads = state.config.loader.num_threads
+    threads = config.loader.num_threads
+    reading = Reading(
+        threads=fair_threads(mesh.local_world_size) if threads == "auto" else threads,
+        # the rest is the loader's
+        memory=parse_bytes(config.loader.memory) // mesh.local_world_size // 8,
+        asked=asked,
+    )
+    weights = state.weights | dict.fromkeys(policy.metrics, 0.0)
 
-    def in_mode(mode: str, **options: Any) -> dict[str, Any]:
-        decoding_threads = fair_threads(mesh.local_world_size) if threads == "auto" else threads
-        return evaluate(
-            policy,
-            held,
-            config.seed,
-            mesh,
-            state.weights | dict.fromkeys(policy.metrics, 0.0),
-            mode=mode,
-            open_loop=config.val.open_loop_every,
-            threads=decoding_threads,
-            # the rest is the loader's
-            memory=parse_bytes(config.loader.memory) // mesh.local_world_size // 8,
-            asked=asked,
-            **options,
-        )
+    def in_mode(mode: str, is_first: bool = False) -> dict[str, Any]:
+        evaluation = Evaluation(policy, held, config.seed, mesh, weights, mode)
+        losses_file = run.episode_losses(state.step) if run and is_first else None
+        observers: list[Observer] = [Losses(evaluation, losses_file)]
+        if per_dim and is_first and PerDimension.applies(evaluation):
+            observers.append(PerDimension(evaluation))
+        if config.val.open_loop_every and OpenLoop.applies(evaluation):
+            observers.append(OpenLoop(evaluation, config.val.open_loop_every))
+        return evaluate(evaluation, observers, reading)
 
-    first, *others = modes = config.val_modes()
+    first, *others = modes = config.modes.val_modes()
     try:
         with attention_kernels(config.attention):
-            result = in_mode(
-                first, per_dim=per_dim, losses_file=run and run.episode_losses(state.step)
-            )
+            result = in_mode(first, is_first=True)
             if others:
                 tables = {first: result} | {mode: in_mode(mode) for mode in others}
                 figures_of_modes = {}
@@ -168,206 +152,79 @@ def validate(
         reshard_weights(policy, mesh)
 
 
+@dataclass(frozen=True)
+class Reading:
+    """Reading of the samples, without effect on the result."""
+
+    threads: int = 1
+    """Threads that read ahead."""
+    memory: int = MEMORY
+    """Bytes of samples that are read ahead."""
+    asked: Callable[[], bool] = lambda: False
+    """Returns whether this rank should stop; then all ranks stop after the current chunk."""
+
+
 @torch.no_grad()
 def evaluate(
-    policy: Policy,
-    held: ValidationData,
-    seed: int,
-    mesh: Ranks,
-    weights: Mapping[str, float],
-    *,
-    mode: str = TaskMode.POLICY,
-    open_loop: int = 0,
-    per_dim: bool = False,
-    threads: int = 1,
-    memory: int = MEMORY,
-    asked: Callable[[], bool] = lambda: False,
-    losses_file: Path | None = None,
+    evaluation: Evaluation, observers: Sequence[Observer], reading: Reading = Reading()
 ) -> dict[str, Any]:
-    """Compute the losses of `policy` on every validation frame; all ranks call this together and
-    get the same result.
-
-    Args:
-        policy: the network; its weights do not change.
-        held: the samples.
-        seed: seed of the random numbers; they belong to the sample, not to the step.
-        mesh: the ranks.
-        weights: weights of the loss terms, by name; 0 for the figures of `Policy.metrics`.
-        mode: task mode of all samples (`policies/common/settings.py`).
-        open_loop: also compare sampled actions with the recorded ones on every `open_loop`-th frame
-            of a source; 0, or a mode in which actions are given, disables it.
-        per_dim: also compute the loss of the actions by dimension, per source.
-        threads: number of prefetching threads; like `memory` (bytes for prefetching) without effect
-            on the result.
-        memory: see `threads`.
-        asked: returns whether this rank should stop; then all ranks stop after the current chunk.
-        losses_file: file for the sums of each episode, written by rank 0; not with
-            `Policy.scalar_losses`.
+    """Feed every sample and its losses to observers; all ranks call this together and get the same
+    result.
 
     Returns:
-        `metrics.group_losses`, with `held_out`, the number of validation frames before sampling,
-        and `unreadable`, that of left out samples, if any. `open_loop` adds "open_loop"
-        (`OpenLoop.result`), `per_dim` "dims" of each source.
+        The figures of all observers.
 
     Raises:
         ValidationStopped: on all ranks, one was asked to stop. ValidationFailed: on all ranks, one
             cannot read a frame.
     """
-    sampler = None
-    if open_loop and LossTerm.FLOW in TaskMode.TRAINS[mode] and predicts_actions(policy.config):
-        sampler = OpenLoop(open_loop, seed, policy.config.action_dim, mode, held)
-    table = SampleTable(policy, weights, len(held), mesh.device, per_dim, sampler)
-    with (
-        evaluating(policy),
-        closing(_read_chunks(policy, held, mesh, threads, memory, asked)) as chunks,
-    ):
+    held = evaluation.held
+    mesh = evaluation.mesh
+    unreadable: dict[int, str] = {}  # sample -> error
+    with evaluating(evaluation.policy), closing(_read_chunks(evaluation, reading)) as chunks:
         for chunk in chunks:
-            _evaluate_chunk(policy, held, seed, mode, chunk, table, sampler, mesh.device)
-    figures, tasks, unreadable = table.gather(mesh)
+            _observe(evaluation, observers, chunk)
+            if chunk.counts:
+                start = chunk.part.start
+                unreadable |= {start + row: error for row, error in chunk.unreadable.items()}
+    of_ranks = mesh.gather(unreadable)
+    for of_rank in of_ranks:
+        unreadable |= of_rank
     readable = _find_readable(unreadable, len(held), first=mesh.rank == 0)
-    samples = held.select(readable)
-    tasks = [task for task, good in zip(tasks, readable) if good]
-    sums = {
-        term: TermSums.from_rows(figures[term][:, readable], policy.time_edges(term))
-        for term in weights
-    }
-    scalar = policy.scalar_losses
-    if scalar:
-        result = one_group(sums, weights, samples)
-    else:
-        result = group_losses(sums, weights, samples, tasks)
-    if losses_file is not None and mesh.rank == 0 and not scalar:
-        EpisodeSums.from_samples(sums, weights, samples).write(losses_file)
-    result["held_out"] = held.total
-    if unreadable:
-        result["unreadable"] = len(unreadable)
-    if table.has_dims:
-        _add_dims(result["sources"], figures[DIMS][:, :, readable], samples)
-    if sampler:
-        result["open_loop"] = sampler.result(
-            {n: figures[f"open loop {n}"] for n in sampler.shapes}, readable
-        )
-    return result
+    record: dict[str, Any] = {}
+    for observer in observers:
+        _extend(record, observer.result(readable))
+    return record
 
 
-def _evaluate_chunk(
-    policy: Policy,
-    held: ValidationData,
-    seed: int,
-    mode: str,
-    chunk: "_Chunk",
-    table: "SampleTable",
-    sampler: OpenLoop | None,
-    device: torch.device,
-) -> None:
-    if mode != TaskMode.POLICY:
-        chunk.batch[MODE] = torch.full(
-            (chunk.part.stop - chunk.part.start,), TaskMode.ALL.index(mode)
-        )
+def _extend(record: dict[str, Any], figures: dict[str, Any]) -> None:
+    """Add figures to a record; those of a source without a loss are left out."""
+    if "sources" in record:
+        for name, of_source in figures.pop("sources", {}).items():
+            record["sources"].get(name, {}).update(of_source)
+    record |= figures
+
+
+def _observe(evaluation: Evaluation, observers: Sequence[Observer], chunk: "_ReadChunk") -> None:
+    policy = evaluation.policy
+    device = evaluation.mesh.device
+    part = chunk.part
+    if evaluation.mode != TaskMode.POLICY:
+        number = TaskMode.ALL.index(evaluation.mode)
+        chunk.batch[MODE] = torch.full((part.stop - part.start,), number)
     inputs = batch_to_device(chunk.batch, device)
     draws = draw_on_device(
-        policy.random_spec("validation"), seed, held.identity(chunk.part), device
+        policy.random_spec("validation"), evaluation.seed, evaluation.held.identity(part), device
     )
-    with keyed_generators(KeyedDraws(seed).key("validation", chunk.part.start), device):
-        losses = policy.sample_losses(inputs, draws, table.terms, detail=True)
-        errors = sampler.errors(policy, inputs, chunk.part) if sampler else {}
-    if chunk.counts:
-        table.add(chunk.part, losses, errors, chunk.batch[TASK], chunk.unreadable)
+    key = KeyedDraws(evaluation.seed).key("validation", part.start)
+    with keyed_generators(key, device):
+        losses = policy.sample_losses(inputs, draws, list(evaluation.weights), detail=True)
+        observed = Chunk(part, inputs, losses, chunk.counts)
+        for observer in observers:
+            observer.add(observed)
 
 
-def _add_dims(
-    sources: dict[str, dict[str, Any]], dims: np.ndarray, samples: ValidationData
-) -> None:
-    """Add the loss of each action dimension to the figures of each source; dims: float64 (2, A, N),
-    sums and counts.
-    """
-    weights = 1.0 if samples.weight is None else samples.weight
-    losses, counts = dims * weights
-    for name, entry in sources.items():
-        number = samples.names.index(name)
-        of_source = np.flatnonzero(samples.source == number)
-        entry["dims"] = loss_by_dimension(losses, counts, of_source, samples.action_names(number))
-
-
-class SampleTable:
-    """Figures of each validation sample, float64 on the device: zeros, into which each rank writes
-    its own chunks.
-    """
-
-    def __init__(
-        self,
-        policy: Policy,
-        weights: Mapping[str, float],
-        count: int,
-        device: torch.device,
-        per_dim: bool,
-        sampler: OpenLoop | None,
-    ) -> None:
-        self._action_term = policy.loss_terms[0]
-        self.terms = list(weights)
-        self.has_dims = per_dim and self._action_term in weights and not policy.scalar_losses
-        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
-            weights, (2 + policy.validation_draws, count)
-        )
-        if self.has_dims:
-            shapes[DIMS] = (2, policy.config.action_dim, count)
-        if sampler:
-            shapes |= {f"open loop {name}": shape for name, shape in sampler.shapes.items()}
-        self._figures = {
-            name: torch.zeros(shape, dtype=torch.float64, device=device)
-            for name, shape in shapes.items()
-        }
-        self._tasks: dict[int, list[str]] = {}  # first sample of a chunk -> tasks of its samples
-        self._unreadable: dict[int, str] = {}  # sample -> error
-
-    def add(
-        self,
-        part: slice,
-        losses: Mapping[str, Loss],
-        errors: Mapping[str, tuple[Tensor, Tensor]],
-        tasks: Sequence[str],
-        unreadable: Mapping[int, str],
-    ) -> None:
-        """Write the figures of a chunk: per term sum, count, and the draws of a sample in the order
-        of its strata.
-        """
-        # each text once, for the way to other ranks
-        self._tasks[part.start] = [sys.intern(task) for task in tasks]
-        self._unreadable |= {part.start + row: error for row, error in unreadable.items()}
-        for name, (columns, values) in errors.items():
-            self._figures[f"open loop {name}"][:, columns] = values.double()
-        for term, loss in losses.items():
-            rows = self._figures[term][:, part]
-            rows[0] = loss.sum
-            rows[1] = loss.count
-            if loss.detail is None:
-                rows[2:] = loss.sum / len(rows[2:])
-                continue
-            of_draw = loss.detail.sum.double().sum(dim=2)
-            if loss.detail.order is not None:
-                of_draw = of_draw.gather(1, loss.detail.order)
-            rows[2:] = of_draw.T
-            if self.has_dims and term == self._action_term:
-                dims = self._figures[DIMS][:, :, part]
-                dims[0] = loss.detail.sum.double().sum(dim=1).T
-                dims[1] = (loss.detail.count * loss.detail.sum.shape[1]).T
-
-    def gather(self, mesh: Ranks) -> tuple[dict[str, np.ndarray], list[str], dict[int, str]]:
-        """Return the figures of all ranks, the task of each sample, and the error of each
-        unreadable one.
-        """
-        figures = {name: mesh.sum(tensor).cpu().numpy() for name, tensor in self._figures.items()}
-        ranks = mesh.gather((self._tasks, self._unreadable))
-        tasks_from: dict[int, list[str]] = {}
-        unreadable: dict[int, str] = {}
-        for tasks_of_rank, errors_of_rank in ranks:
-            tasks_from |= tasks_of_rank
-            unreadable |= errors_of_rank
-        tasks = list(chain.from_iterable(tasks_from[start] for start in sorted(tasks_from)))
-        return figures, tasks, unreadable
-
-
-class _Chunk(NamedTuple):
+class _ReadChunk(NamedTuple):
     part: slice
     batch: dict[str, Any]
     unreadable: dict[int, str]
@@ -375,38 +232,35 @@ class _Chunk(NamedTuple):
     counts: bool
 
 
-def _read_chunks(
-    policy: Policy,
-    held: ValidationData,
-    mesh: Ranks,
-    threads: int,
-    memory: int,
-    asked: Callable[[], bool],
-) -> Generator[_Chunk, None, None]:
+def _read_chunks(evaluation: Evaluation, reading: Reading) -> Generator[_ReadChunk, None, None]:
     """Yield this rank's chunks, prepared. All ranks agree before each on errors and stop requests.
 
     A forward pass may gather weights from all ranks. So a rank without a chunk in the last turn
     gets one again that is not counted.
     """
+    held = evaluation.held
+    mesh = evaluation.mesh
     size = min(BATCH, held.chunk)
     parts = [slice(low, min(low + size, len(held))) for low in range(0, len(held), size)]
     numbers, turns = held.share_chunks(len(parts), mesh.rank, mesh.world_size)
-    reading = held.read_ahead(parts, numbers or [0], policy.preprocess, threads, memory)
-    with closing(reading), Progress(turns, "validation", "chunk", shown=mesh.rank == 0) as bar:
+    batches = held.read_ahead(
+        parts, numbers or [0], evaluation.policy.preprocess, reading.threads, reading.memory
+    )
+    with closing(batches), Progress(turns, "validation", "chunk", shown=mesh.rank == 0) as bar:
         for turn in range(turns):
             error: Exception | None = None
             if turn < max(1, len(numbers)):
                 try:
-                    number, batch = next(reading)
+                    number, batch = next(batches)
                     unreadable = batch.pop(held.UNREADABLE)
                 except Exception as caught:
                     error = caught
-            stopping, failed = mesh.votes(asked(), error is not None)
+            stopping, failed = mesh.votes(reading.asked(), error is not None)
             if failed:
                 raise _failure(mesh, error)
             if stopping:
                 raise ValidationStopped
-            yield _Chunk(parts[number], batch, unreadable, turn < len(numbers))
+            yield _ReadChunk(parts[number], batch, unreadable, turn < len(numbers))
             bar.update()
 
 
@@ -477,7 +331,10 @@ def read_validation_data(
     held = ValidationData.from_sources(
         data, bool(config.data.sources), config.val.frames, skip, separator
     )
-    return None if held is None else replace(held, chunk=(trained or config).forward_samples())
+    if held is None:
+        return None
+    batching = (trained or config).batching
+    return replace(held, chunk=batching.forward_samples())
 
 
 def open_validation(config: TrainConfig, data: RunData) -> ValidationData | None:
@@ -486,7 +343,7 @@ def open_validation(config: TrainConfig, data: RunData) -> ValidationData | None
     """
     validation = read_validation_data(config, data) if config.val.every else None
     if validation is not None:
-        check_keep_best(config, validation)
+        check_keep_best(config.checkpoint.keep_best, config.samples, config.val, validation)
     return validation
 
 
