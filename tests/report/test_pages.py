@@ -13,23 +13,24 @@ import numpy as np
 import pytest
 
 from understudy.report.run.page import read_run, write_report
+from understudy.testing.pages import charts_of
 from understudy.testing.runs import tiny_dataset, trained_run
 from understudy.train.checkpoint.run_dir import RunDir
 from understudy_data.datasets.format.catalog import Catalog
 from understudy_kit import Block, render_page
 from understudy_kit.testing import browser
+from understudy_robot.report.why import why_page
 from understudy_robot.rollout.files import write_result
 from understudy_robot.rollout.result import Episode, RolloutResult
+from understudy_robot.testing.traces import CHUNK, STEPS, recorded, traced
 from understudy_tools.check.examine import check_dataset
 from understudy_tools.check.findings import Finding
 from understudy_tools.report.check_page import check_page
 
 SCREENS = [
     (1200, "light"),
-    *(
-        pytest.param(*screen, marks=pytest.mark.long)
-        for screen in [(1200, "dark"), (375, "light"), (375, "dark")]
-    ),
+    (390, "dark"),
+    *(pytest.param(*screen, marks=pytest.mark.long) for screen in [(1200, "dark"), (375, "light")]),
 ]
 
 
@@ -162,6 +163,7 @@ PLANTED = {
     "contrast": '<p style="color:#999;background:#fff">pale</p>',
     "small": '<p style="font-size:7px">small</p>',
     "overflow": '<p style="width:3000px;max-width:none">wide</p>',
+    "scrolls": '<div style="width:40px;overflow-x:auto"><p style="width:300px">wide</p></div>',
     "scope": "<table><tr><th>head</th></tr></table>",
     "alt": '<img src="data:image/png;base64,">',
     "squeezed": '<table style="width:40px"><tr><td style="width:40px">one two three four five '
@@ -186,6 +188,48 @@ def test_browser_finds_a_planted_fault(fault: str, chromium: Any, tmp_path: Path
     )
     found = browser.faults(chromium, path, 1200, "light")
     assert any(line.startswith(fault) for line in found), found
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_wide_table_names_its_cells_on_a_telephone(
+    chromium: Any, tmp_path: Path, width: int
+) -> None:
+    path = tmp_path / "page.html"
+    rows = [["pick up the yellow bottle on the table", 1234567, "a remark of some length"]]
+    table = Block.table(["task", "samples", "remark"], rows)
+    more = Block.fold("more", Block.paragraph("text"))
+    path.write_text(render_page("", "", [Block.section("one", table, more)]), encoding="utf-8")
+    assert browser.faults(chromium, path, width, "light") == []
+    tab = chromium.new_page(viewport={"width": width, "height": 900})
+    tab.goto(path.as_uri())
+    label = "td => [getComputedStyle(td, '::before').content, td.innerText]"
+    named = tab.locator("td").nth(1).evaluate(label)
+    tab.close()
+    content = '"samples"' if width == 390 else "none"
+    assert named == [content, "1,234,567"]
+
+
+@pytest.mark.parametrize(("width", "scheme"), SCREENS[:2])
+def test_page_of_a_trace_is_readable(
+    chromium: Any, tmp_path: Path, width: int, scheme: str
+) -> None:
+    diagnosis = traced(tmp_path / "trace.jsonl", recorded())
+    assert list(diagnosis.lengths) == [STEPS // CHUNK] * 2
+    path = tmp_path / "why.html"
+    path.write_text(why_page(diagnosis, "trace"), encoding="utf-8")
+    (states,) = [
+        chart for chart in charts_of(path.read_text()) if chart["label"].startswith("Like")
+    ]
+    assert states["lines"][0]["starts"] == [STEPS // CHUNK]
+    assert browser.faults(chromium, path, width, scheme) == []
+
+
+def test_check_page_begins_with_the_verdict_and_has_one_legend(checked: Path) -> None:
+    page = checked.read_text(encoding="utf-8")
+    assert page.index("files.missing") < page.index('class="grid tiles"')
+    charts = charts_of(page)
+    assert len(charts) > 2
+    assert all(chart["bare"] for chart in charts if chart["label"] != "episode lengths")
 
 
 def test_browser_finds_no_fault_in_a_sound_page(chromium: Any, tmp_path: Path) -> None:

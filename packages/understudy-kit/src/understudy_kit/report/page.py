@@ -10,7 +10,7 @@ but its curves.
 import base64
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,14 @@ from understudy_kit.report.curves import COLORS, Curve
 
 FOLDED = 40
 """Most rows of a table that is not folded."""
+NARROW = 44
+"""Most characters of a row that a telephone shows beside each other; wider tables are stacked."""
 STATIC = Path(__file__).with_name("static")
 _MARK = Markup('<meta name="generator" content="understudy page">')
 """Element of the head by which `refuse_foreign` recognizes a page."""
 
+_BAR = 14
+"""Characters in the width of a bar."""
 _NUMBER = re.compile(
     r"(not finite|–|[±+−-]? ?[\d,]*\.?\d+(e[+-]?\d+)?( ?(%|ms|s|GB|GiB|MB|MiB))?)?"
 )
@@ -45,11 +49,15 @@ class Block(dict[str, Any]):
         return Block(title=title, anchor=anchor, note=note, blocks=_filled(blocks))
 
     @staticmethod
-    def card(title: str, *blocks: "Block | None", note: str = "", style: str = "") -> "Block":
+    def card(
+        title: str, *blocks: "Block | None", note: str = "", style: str = "", anchor: str = ""
+    ) -> "Block":
         """Make a card with a title ("" for none), a note and blocks; `style` "bad" marks the
-        title.
+        title, `links` lead to its `anchor`.
         """
-        return Block(kind="card", title=title, note=note, style=style, blocks=_filled(blocks))
+        card = Block(kind="card", title=title, note=note, style=style, anchor=anchor)
+        card["blocks"] = _filled(blocks)
+        return card
 
     @staticmethod
     def paragraph(line: str, style: str = "soft") -> "Block":
@@ -60,6 +68,16 @@ class Block(dict[str, Any]):
     def listing(lines: Sequence[str], style: str = "") -> "Block | None":
         """Make a list of lines; None without any."""
         return Block(kind="list", lines=list(lines), style=style) if lines else None
+
+    @staticmethod
+    def links(places: Mapping[str, str]) -> "Block | None":
+        """Make a line of links to cards of the page, text -> anchor; None without any."""
+        return Block(kind="links", places=dict(places)) if places else None
+
+    @staticmethod
+    def key(curves: Sequence[Curve]) -> "Block":
+        """Make one legend for several charts with the same `curves`, which are `bare`."""
+        return Block(kind="key", entries=[Block.swatch(of["name"], of["color"]) for of in curves])
 
     @staticmethod
     def grid(blocks: Sequence["Block | None"], style: str = "two") -> "Block | None":
@@ -97,12 +115,15 @@ class Block(dict[str, Any]):
             unit: Name of the rows; more than `FOLDED` of them are folded below it. "" never folds.
         """
         columns = []
+        characters = 0
         for column in range(len(head)):
             cells = [row[column] for row in rows]
             columns.append(_alignment(cells))
-        block = Block(
-            kind="table", head=list(head), rows=[list(row) for row in rows], columns=columns
-        )
+            texts = [head[column], *map(_text_of_cell, cells)]
+            widths = [_BAR for cell in cells if isinstance(cell, dict) and "bar" in cell]
+            characters += 2 + max([len(str(text)) for text in texts] + widths)
+        block = Block(kind="table", head=list(head), rows=[list(row) for row in rows])
+        block.update(columns=columns, stacked=len(head) > 2 and any(head) and characters > NARROW)
         if unit and len(rows) > FOLDED:
             return Block.fold(f"{len(rows)} {unit}", block)
         return block
@@ -132,11 +153,12 @@ class Block(dict[str, Any]):
         return Block(text=content, style=style, **extra)
 
     @staticmethod
-    def swatch(content: str, color: int) -> "Block":
-        """Make a cell with a line in the color of a curve, an index in `COLORS`, before its
+    def swatch(content: str, color: int | str) -> "Block":
+        """Make a cell with a line in the color of a curve, or of an index in `COLORS`, before its
         text.
         """
-        return Block(text=content, color=COLORS[color % len(COLORS)])
+        drawn_color = COLORS[color % len(COLORS)] if isinstance(color, int) else color
+        return Block(text=content, color=drawn_color)
 
     # -- images ------------------------------------------------------------------------------------
 
@@ -199,7 +221,7 @@ class Block(dict[str, Any]):
             zero: Whether a linear axis includes 0.
             cut: Whether a linear axis ends where a few large values would flatten the rest; the
                 chart notes it.
-            bare: Whether the legend, which has the values under the pointer, is left out.
+            bare: Whether the chart has a line of values under the pointer in place of the legend.
             height: CSS pixels.
         """
         drawn = [curve for curve in curves if curve.has_value]
@@ -225,7 +247,7 @@ class Block(dict[str, Any]):
         scale = max(1.0, abs(float(finite.min())), abs(float(finite.max())))
         counts, edges = np.histogram(finite / scale, bins)
         bars = Curve.from_edges(counted, (edges * scale).tolist(), counts.tolist(), filled=True)
-        block = Block.chart(label, unit, counted, [bars], height=height)
+        block = Block.chart(label, unit, counted, [bars], bare=True, height=height)
         assert block is not None
         return block
 

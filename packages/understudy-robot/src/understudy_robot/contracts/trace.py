@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ class Diagnosis:
             (A,).
         transitions: by gripper; none where the contract names no gripper; `recorded` is 0 where no
             action was recorded.
-        steps: control step of each prediction, of all robots one after the other.
+        steps: control step of each prediction, of all episodes one after the other.
         likelihood: mean log-likelihood per number of each state, less that of usual states of
             training; 0 is usual.
         outside: share of the states outside the range of training, by dimension.
@@ -154,6 +155,7 @@ class Diagnosis:
         played: by the number of an episode in a rollout's result, its states; none of a trace of
             other origin.
         step: training step of the policy; None where the contract has none.
+        lengths: predictions of each episode.
     """
 
     facts: RobotFacts
@@ -167,6 +169,7 @@ class Diagnosis:
     ages_s: np.ndarray
     played: Mapping[int, Played] = field(default_factory=dict)
     step: int | None = None
+    lengths: Sequence[int] = ()
 
 
 def diagnose(path: str | Path, policy: Contract | None = None) -> Diagnosis:
@@ -191,6 +194,7 @@ def diagnose(path: str | Path, policy: Contract | None = None) -> Diagnosis:
             raise ValueError("it has no prediction")
         episodes = _episodes(rows)
         other_facts = None if policy is None else replace(facts, cameras={})
+        rows = list(chain.from_iterable(episodes))
         mismatches = list(_mismatches(episodes, other_facts))
         played = list(map(_executed, episodes))
         states = [np.array(row["state"], float) for row in rows if row["state"] is not None]
@@ -248,6 +252,7 @@ def diagnose(path: str | Path, policy: Contract | None = None) -> Diagnosis:
         ages,
         by_number,
         trained_step,
+        [len(episode) for episode in episodes],
     )
 
 

@@ -34,7 +34,8 @@ def findings(diagnosis: Diagnosis, reasons: Sequence[Reason] = ()) -> list[str]:
               for name, share in diagnosis.outside.items() if share > _OUTSIDE]  # fmt: skip
     if len(diagnosis.likelihood) and np.median(diagnosis.likelihood) < _UNLIKELY:
         lines.append(
-            f"states are unlike training: {np.median(diagnosis.likelihood):.1f} nats per number"
+            f"states are unlike training: {np.median(diagnosis.likelihood):.1f} nats per number "
+            "(0 is usual; each nat below it is 2.7 times rarer)"
         )
     for camera, misfit in diagnosis.misfits.items():
         seen = misfit[~np.isnan(misfit)]
@@ -67,20 +68,33 @@ def why_page(diagnosis: Diagnosis, name: str, reasons: Sequence[Reason] = ()) ->
         if diagnosis.errors
         else None
     )
+    starts = np.cumsum(diagnosis.lengths)[:-1].tolist()
     columns = ["predicted", "recorded", "matched"] if diagnosis.errors else ["predicted"]
     turns = []
     for gripper, transitions in diagnosis.transitions.items():
-        turns.append([gripper, *(str(vars(transitions)[name]) for name in columns)])
+        mean = f"{transitions.predicted / len(diagnosis.lengths):.1f}"
+        turns.append([gripper, *(vars(transitions)[name] for name in columns), mean])
     shares = [[joint, f"{share:.0%}"] for joint, share in diagnosis.outside.items()]
     numbers = np.arange(len(diagnosis.steps))
-    likelihood = Curve("state", numbers[: len(diagnosis.likelihood)], diagnosis.likelihood)
+    likelihood = Curve(
+        "state", numbers[: len(diagnosis.likelihood)], diagnosis.likelihood, starts=starts
+    )
     looks = [
-        Curve(camera, numbers, misfit, color)
+        Curve(camera, numbers, misfit, color, starts=starts)
         for color, (camera, misfit) in enumerate(diagnosis.misfits.items())
     ]
     heads = ["finding", "number", "successful", "first episode", "step"]
     failed = Block.table_card("", heads, describe(reasons)) if reasons else None
     note = "By phase of the gripper; the newest chunk of each step."
+    unlike = (
+        "Log-likelihood of a state among those of training, in nats per number: 0 is usual, -1 is "
+        "2.7 times rarer. A line ends with its episode."
+    )
+    misfit_note = (
+        "Distance of an image from those of training; 1 is exceeded by one image of training in "
+        "twenty. A line ends with its episode."
+    )
+    age_note = "Seconds between an observation and its prediction."
     likelihood_chart = Block.chart(
         "Likelihood of the states", "prediction", "nats per number, 0 is usual", [likelihood]
     )
@@ -92,13 +106,24 @@ def why_page(diagnosis: Diagnosis, name: str, reasons: Sequence[Reason] = ()) ->
     sections = [
         Block.section("Failed episodes", failed),
         Block.section("Error against the recording", errors, note=note),
-        Block.section("Gripper transitions", Block.table_card("", ["gripper", *columns], turns)),
-        Block.section("States", likelihood_chart, outside),
-        Block.section("Images", misfit_chart),
-        Block.section("Age of observations", ages),
+        Block.section(
+            "Gripper transitions",
+            Block.table_card("", ["gripper", *columns, "predicted per episode"], turns),
+            note="Openings and closings; one grasp is one or two of them.",
+        ),
+        Block.section("States", Block.card("", likelihood_chart), outside, note=unlike),
+        Block.section("Images", Block.card("", misfit_chart), note=misfit_note),
+        Block.section("Age of observations", ages, note=age_note),
     ]
-    figures = [(f"{len(diagnosis.steps):,}", "predictions"), (f"{len(lines)}", "findings")]
-    top = [Block.tiles(figures), *(Block.paragraph(entry, "verdict") for entry in lines)]
+    figures = [
+        (f"{len(diagnosis.steps):,}", "predictions"),
+        (f"{len(diagnosis.lengths):,}", "episodes"),
+        (f"{len(lines)}", "findings"),
+    ]
+    first, *others = lines or ["Nothing contradicts the training: look at the failed episodes"]
+    top = [Block.paragraph(first, "verdict"), Block.tiles(figures)]
+    if listed := Block.listing(others):
+        top.insert(1, listed)
     return render_page(
         f"{name} · why it does not grasp", "Why it does not grasp", sections, top=top
     )

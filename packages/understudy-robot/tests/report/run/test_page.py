@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from understudy.report.run.page import summarize, write_report
+from understudy.report.run.page import advise, summarize, write_report
 from understudy.report.run.validation import decimals, render_losses, task_chart
 from understudy.report.step_profile import render_sources, render_step
 from understudy.testing.pages import charts_of, html_of
@@ -166,7 +166,7 @@ def test_losses_have_the_digits_that_their_error_allows(error: float | None, dig
 @pytest.mark.parametrize(
     ("losses", "word"),
     [
-        ([3.0, 2.0], "Underfitting"),
+        ([3.0, 2.0], "Not converged"),
         ([2.0, 3.0], "Overfitting"),
         ([2.0, 2.001], "Converged"),
         ([2.0], "One validation"),
@@ -182,6 +182,7 @@ def test_summary_names_the_fit_its_factor_and_the_best_step(losses: list[float],
     assert f"est step {step}, validation loss {lowest:.4g}" in line
     assert f"{losses[-1]:.3g} × the training loss" in line
     assert ("1.5 × the lowest" in line) == (word == "Overfitting")
+    assert ("--steps 40" in advise(verdict, Path("run"), 20)) == (losses == [3.0, 2.0])
 
 
 @pytest.mark.parametrize("lines", [0, 1, 7])
@@ -381,5 +382,5 @@ def test_charts_take_any_name_as_text(task: str) -> None:
         "long " * 15 + "long…" if task.startswith("long") else " ".join(task.split()) or "(no text)"
     )
     assert line["name"] == expected
-    assert page.count("</script>") == 2
+    assert page.count("</script>") == 3
     assert "alert" not in re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)

@@ -1,7 +1,7 @@
 """The page of `understudy check`: findings, contents, and episodes with their images and curves."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from understudy_tools.check.contents import (
     format_encoding,
     format_metadata,
 )
-from understudy_tools.check.effects import effect_of, view_command
+from understudy_tools.check.effects import effect_of, rank_of, view_command
 from understudy_tools.check.findings import RULES, SEVERITIES, Finding, Report, Severity
 from understudy_tools.check.rules.episodes import MEASURES
 from understudy_tools.motion import IDLE, numeric_keys
@@ -54,13 +54,13 @@ def check_page(report: Report, shown: int) -> str:
         f"LeRobot {report.version} · {contents.get('robot') or 'robot not named'} · "
         f"{report.root} · read "
     )
-    figures = [(f"{counts[severity]:,}", f"{severity}s") for severity in SEVERITIES]
-    figures += [
+    figures = [
         (f"{report.episodes:,}", "episodes"),
         (f"{report.frames:,}", "frames"),
         *_figures(report),
     ]
-    sections = [_of_severity(report, severity) for severity in SEVERITIES]
+    linked = list(_worst(report)) if shown and catalog is not None else []
+    sections = [_of_severity(report, severity, linked) for severity in SEVERITIES]
     arguments = (f"{command} {words}" for command, words in report.exclude.items())
     leave_out = Block.card("", *(Block.paragraph(words, "code") for words in arguments))
     if report.exclude:
@@ -68,10 +68,27 @@ def check_page(report: Report, shown: int) -> str:
     if catalog is not None:
         sections += _contents(report, catalog, shown)
     sections.append(Block.section("Too little data", _too_little(report.undecided)))
-    top = [Block.paragraph(about + (read or "metadata")), Block.tiles(figures)]
+    top = [
+        Block.paragraph(_verdict(report), "verdict"),
+        Block.paragraph(about + (read or "metadata")),
+        Block.tiles(figures),
+    ]
     return render_page(
         f"{name} · understudy check", f"{name}: {faults or 'sound'}", sections, top=top
     )
+
+
+def _verdict(report: Report) -> str:
+    """Describe in one sentence whether to train on the dataset, and the first thing to do."""
+    counts = report.counts
+    found = ", ".join(plural(counts[severity], severity) for severity in SEVERITIES)
+    if not report.findings:
+        unproven = f"; {len(report.undecided)} rules need more data" if report.undecided else ""
+        return f"Sound: train on it ({found}{unproven})."
+    first = min(report.findings, key=rank_of)
+    worst = f"{found}; the first to mend is {first.rule}: {effect_of(first)}"
+    fix = f"; {first.fix}" if first.fix else ""
+    return f"{worst}{fix}."
 
 
 def _figures(report: Report) -> Iterator[tuple[str, str]]:
@@ -87,22 +104,27 @@ def _figures(report: Report) -> Iterator[tuple[str, str]]:
         yield f"{100 * report.idle_share:.1f} %", "idle frames"
 
 
-def _of_severity(report: Report, severity: Severity) -> Block:
+def _of_severity(report: Report, severity: Severity, linked: Sequence[int]) -> Block:
     """Render the section of the findings of one severity."""
     findings = [finding for finding in report.findings if finding.severity == severity]
     note = ""
     if len(findings) > 1:
         note = "Those that stop a training first, then those that make it learn something wrong."
-    return Block.section(f"{severity.title()}s", *_findings(findings, report.root), note=note)
+    cards = _findings(findings, report.root, linked)
+    return Block.section(f"{severity.title()}s", *cards, note=note)
 
 
-def _findings(findings: list[Finding], root: str) -> Iterator[Block]:
-    """Render each finding as a card of paragraphs, which no screen cuts off."""
+def _findings(findings: list[Finding], root: str, linked: Sequence[int]) -> Iterator[Block]:
+    """Render each finding as a card of paragraphs, which no screen cuts off, with links to its
+    episodes that the page shows.
+    """
     for finding in findings:
         place = str(finding.place)
+        shown = [episode for episode in finding.place.episodes if episode in linked]
         blocks = [
             Block.paragraph(finding.message, ""),
-            Block.paragraph(f"A sound dataset: {RULES[finding.rule]}."),
+            Block.links({f"show episode {episode}": f"episode-{episode}" for episode in shown}),
+            Block.paragraph(f"Rule: {RULES[finding.rule]}."),
             Block.paragraph(f"Effect: {effect_of(finding)}."),
         ]
         if finding.fix:
@@ -139,7 +161,7 @@ def _contents(report: Report, catalog: Catalog, shown: int) -> Iterator[Block]:
         *(_episode(catalog, rows[episode], why) for episode, why in worst.items()),
     )
     unusual = [entry for entry in report.ranking if entry["score"] >= UNUSUAL]
-    ranking = [[entry["episode"], entry["score"], entry["why"]] for entry in unusual]
+    ranking = [[str(entry["episode"]), entry["score"], entry["why"]] for entry in unusual]
     terms = Block.listing([f"{name}: {meaning}" for name, meaning in MEASURES.items()])
     note = (
         "Robust z is the distance from the median in standard deviations, as the median "
@@ -247,7 +269,9 @@ def _episode(catalog: Catalog, row: int, why: str = "") -> Block:
             catalog, {key: batch[key].astype(np.float64).reshape(length, -1) for key in keys}
         )
     title = f"episode {episode} · {plural(length, 'frame')} · {task}"
-    return Block.card(title, *(Block.paragraph(line, "bad") for line in errors), *blocks, note=why)
+    anchor = f"episode-{episode}" if why else ""
+    lines = (Block.paragraph(line, "bad") for line in errors)
+    return Block.card(title, *lines, *blocks, note=why, anchor=anchor)
 
 
 def _walls(catalog: Catalog) -> Iterator[Block]:
@@ -289,20 +313,37 @@ def _curves(catalog: Catalog, columns: dict[str, np.ndarray]) -> Iterator[Block 
         names = catalog.features[keys[0]].dimension_names
         width = columns[keys[0]].shape[1]
         charts = []
+        constant = []
         for dimension in range(min(DIMENSIONS, width)):
+            values = [columns[key][:, dimension] for key in keys]
+            if all(len(column) and np.ptp(column) == 0 for column in values):
+                figures = " and ".join(f"{column[0]:.4g}" for column in values)
+                constant.append(f"{names[dimension]} {figures}")
+                continue
             lines = [
                 Curve.from_frames(key, columns[key][:, dimension], catalog.fps, color)
                 for color, key in enumerate(keys)
             ]
             charts.append(
                 Block.chart(
-                    names[dimension], "time, s", names[dimension], lines, zero=False, height=140
+                    names[dimension],
+                    "time, s",
+                    names[dimension],
+                    lines,
+                    zero=False,
+                    bare=True,
+                    height=140,
                 )
             )
         yield Block.paragraph(
-            f"{' and '.join(keys)} · {plural(width, 'dimension')}, each on its own scale"
+            f"{' and '.join(keys)} · {plural(width, 'dimension')}, each on its own scale, in the "
+            "robot's units"
         )
+        if charts and len(keys) > 1:
+            yield Block.key(lines)
         yield Block.grid(charts, "small")
+        if constant:
+            yield Block.paragraph(f"constant: {', '.join(constant)}")
         yield _left_out(width)
 
 

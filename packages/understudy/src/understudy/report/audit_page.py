@@ -7,6 +7,7 @@ from understudy_base import plural
 from understudy_kit import Block, render_page
 
 _LISTED = 20  # rows of a table in the text
+_TIMES = "times each frame"
 _PLACE = "step {step}, position {position}, frame {frame} of episode {episode} of {source}"
 
 
@@ -34,7 +35,7 @@ def _statements(result: Mapping[str, Any]) -> list[str]:
             seen = "none was trained on"
             if place:
                 seen = f"{part['samples']:,} samples, the first at {place}"
-            count = f"{plural(part['episodes'], 'episode')} of {plural(part['frames'], 'frame')}"
+            count = f"{plural(part['episodes'], 'episode')} ({plural(part['frames'], 'frame')})"
             lines += [f"{count} {label}: {seen}", *unknown]
     if result["without"].get("episodes") and "checkpoints" in result:
         lines.append(
@@ -71,10 +72,11 @@ def _tables(result: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
         for entry in result.get("substitutions", ())
     ]
     head_of_entries = list(entries[0]) if entries else []
+    times = [[name, *of.values(), f"{_times(of):.2f}"] for name, of in sources.items()]
     return {
         "Sources": [
-            ["source", *next(iter(sources.values()))],
-            *([name, *of.values()] for name, of in sources.items()),
+            ["source", *next(iter(sources.values())), _TIMES],
+            *times,
         ],
         "Starts and shares": starts,
         "Episodes appended": [["step", "source", "first", "last"], *result.get("updates", ())],
@@ -90,12 +92,21 @@ def _tables(result: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
     }
 
 
+def _times(of: Mapping[str, int]) -> float:
+    """Return how often a frame of a source was a sample, in the mean."""
+    return of["samples"] / max(1, of["frames"])
+
+
+def _text(cell: Any) -> str:
+    return f"{cell:,}" if isinstance(cell, int) else str(cell)
+
+
 def audit_text(result: Mapping[str, Any]) -> str:
     """Format an account for a terminal."""
     lines = _statements(result)
     for title, (head, *rows) in _tables(result).items():
         if rows:
-            cells = [list(map(str, row)) for row in (head, *rows[:_LISTED])]
+            cells = [list(map(_text, row)) for row in (head, *rows[:_LISTED])]
             widths = [max(map(len, column)) for column in zip(*cells)]
             if len(rows) > _LISTED:
                 title += f", {_LISTED} of {len(rows)}"
@@ -113,13 +124,25 @@ def audit_text(result: Mapping[str, Any]) -> str:
 def audit_page(result: Mapping[str, Any]) -> str:
     """Render an account as one HTML page."""
     title, *lines = _statements(result)
-    tables = _tables(result).items()
+    tables = _tables(result)
+    head, *rows = tables["Sources"]
+    times = [_times(of) for of in result["sources"].values()]
+    most = max([1.0, *times])
+    bars = [[*row, Block.interval_bar(0.0, None, mean / most)] for row, mean in zip(rows, times)]
+    tables["Sources"] = [[*head, ""], *bars]
+    notes = {"Sources": f"Epochs are the {_TIMES}: samples over frames; 1 is one epoch."}
     sections = [
-        Block.section(name, Block.table_card("", head, rows, "rows"))
-        for name, (head, *rows) in tables
+        Block.section(name, Block.table_card("", head, rows, "rows", notes.get(name, "")))
+        for name, (head, *rows) in tables.items()
     ]
     is_seen = result["validation"]["samples"] > 0
-    top = []
+    verdict = "Sound: no validation frame was trained on."
+    if is_seen:
+        verdict = (
+            f"{result['validation']['samples']:,} samples are of validation frames: its losses "
+            "prove nothing; train anew without them."
+        )
+    top = [Block.paragraph(verdict, "verdict")]
     for line in lines:
         style = "bad" if is_seen and "reserved for validation: " in line else "soft"
         top.append(Block.paragraph(line, style))

@@ -52,6 +52,8 @@ def refuse_policies(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def test_worst_episodes_have_frames_and_both_actions(compared: Path) -> None:
     section = render_worst_episodes(RunDir(compared), series(compared, "val"), 2)
     expected = sorted(losses(compared).items(), key=lambda pair: -pair[1])[:2]
+    ids = " ".join(map(str, sorted(episode for episode, _ in expected)))
+    assert f"understudy view {compared} --episodes {ids}" in html_of(*section)
     found = cards(section)
     assert list(found) == [episode for episode, _ in expected]
     [horizon] = blocks_of("chart", section[:1])
@@ -65,7 +67,7 @@ def test_worst_episodes_have_frames_and_both_actions(compared: Path) -> None:
             length = int(catalog.episodes.lengths[catalog.episodes.row_of(episode)])
             assert found[episode]["title"].endswith(f"{loss:.4f}")
             assert page.count("<img") == min(8, length)
-            assert f"understudy view {compared} --episodes {episode}" in page
+            assert f"episode {episode}:" in page
             predicted = actions.predict(0, episode, length)
             charts = charts_of(page)
             assert len(charts) == 2

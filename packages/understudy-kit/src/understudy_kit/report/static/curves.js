@@ -61,6 +61,7 @@ class Curves {
     const row = element("div", { className: "switches" }, this.position);
     if (chart.log !== null && chart.log !== undefined) row.append(this.scaleButton());
     if (chart.lines.length > 2) row.append(this.action("all", () => this.set(() => true)), this.action("none", () => this.set(() => false)));
+    this.readout = element("output", { className: "readout" });
     box.replaceChildren(this.plot, this.note, ...(chart.bare ? [] : [row, keys]));
     this.listen();
     new ResizeObserver(() => this.draw()).observe(box); // also when a folded chart opens
@@ -145,7 +146,7 @@ class Curves {
     if (this.chart.cut) {
       const points = lines.filter((line) => line.points).flatMap((line) => line.value);
       high = Math.min(high, Math.max(quantile(highs, 0.98) * 1.1, quantile(values, 0.98) * 1.1, ...points));
-      low = Math.max(low, -Math.abs(high));
+      low = Math.max(low, Math.min(0, values[0]), -Math.abs(high));
     }
     if (this.chart.zero) [low, high] = [Math.min(0, low), Math.max(0, high)];
     const beyond = highs.filter((value) => value > high + Math.abs(high) * 1e-4).length;
@@ -165,12 +166,12 @@ class Curves {
     const share = (value) => (this.isLog ? Math.log(Math.max(value, low / 2) / low) / Math.log(high / low) : (value - low) / (high - low));
     const y = (value) => bottom - Math.min(1.03, Math.max(-0.03, share(value))) * (bottom - this.top);
     const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": `${this.chart.label} by ${this.chart.axes[this.axis]}` }, this.plot);
-    this.plot.replaceChildren(svg, this.area);
+    this.plot.replaceChildren(svg, this.area, ...(this.chart.bare && !this.options.read ? [this.readout] : []));
     this.axes(svg, x, y, { low, high, right, bottom, whole: xs.every(Number.isInteger) });
     lines.forEach((line) => this.line(svg, line, x, y));
     Object.assign(this.area.style, { left: `${LEFT}px`, right: `${RIGHT}px`, top: `${this.top}px`, bottom: `${this.foot}px` });
     this.note.hidden = !beyond;
-    this.note.textContent = `The axis ends at ${digits(Number(high.toPrecision(3)))}: ${beyond} values lie above it.`;
+    this.note.textContent = `The axis ends at ${digits(Number(high.toPrecision(3)))}: ${beyond} ${beyond === 1 ? "value lies" : "values lie"} above it.`;
     this.label();
   }
 
@@ -239,6 +240,8 @@ class Curves {
     const x = this.hovered === null ? this.cursorAt : this.hovered;
     this.position.textContent = x === null ? "" : `${this.chart.axes[this.axis]} ${digits(this.options.read ? Math.round(x) : this.near(x))}`;
     this.chart.lines.forEach((line, i) => { this.buttons[i].lastChild.textContent = x === null ? "" : this.read(line, x); });
+    const named = this.chart.lines.filter((line) => line.name);
+    this.readout.textContent = x === null || !named.length ? "" : [this.position.textContent, ...named.map((line) => this.read(line, x))].join(" · ");
   }
 
   // The position of a value that is nearest to x.

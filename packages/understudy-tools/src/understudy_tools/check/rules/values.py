@@ -138,10 +138,8 @@ def _constant(column: Column, read: np.ndarray) -> Findings:
         )
         if len(still) > 8:
             message += ", ..."
-        fix = "the recorder may not have written them; constant inputs teach a policy nothing"
-        yield Finding(
-            "values.constant", severity, message, Place(column=column.key), still.tolist(), [], fix
-        )
+        place = Place(column=column.key)
+        yield Finding("values.constant", severity, message, place, still.tolist(), [])
 
 
 def _dead(facts: RowFacts, column: Column, read: np.ndarray) -> Findings:

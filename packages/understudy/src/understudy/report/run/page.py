@@ -22,6 +22,7 @@ from understudy.report.run import overlay
 from understudy.report.run.parts import page_parts
 from understudy.report.run.results import read_results
 from understudy.report.run.validation import (
+    describe_worse,
     number,
     render_imagined,
     render_losses,
@@ -107,8 +108,8 @@ def write_report(
     sections = [
         *(Block.section(part.title, *part.blocks) for part in parts),
         Block.section("Loss", *render_losses(train, val)),
+        Block.section("Validation", *render_validation(val, _spreads(record))),
         Block.section("Worst validation episodes", *worst),
-        Block.section("Validation", *render_validation(val)),
         Block.section("Imagined futures", *render_imagined(val, run.imagined)),
         Block.section("The first batch", *_first_batch(config, record, opened), note=BATCH_NOTE),
         Block.section(
@@ -122,16 +123,25 @@ def write_report(
         Block.section("Versions", Block.table_card("", ["package", "version"], versions)),
     ]
     verdict = compare_losses(train, val)
-    summary = Block.paragraph(summarize(verdict), "verdict") if verdict else None
+    success = "; ".join(f"{value} {label}" for part in parts for value, label in part.figures)
+    lines = [f"Rollouts: {success}."] if success else []
+    if verdict:
+        lines += [summarize(verdict), advise(verdict, root, config.steps)]
+    worse = describe_worse(val)
+    about = [
+        f"step {step:,} of {config.steps:,}, {progress}",
+        config.data.root or ", ".join(config.data.names()),
+        f"{config.policy.type}, batches of {config.batch_size:,}, on {_device(config, speed)}",
+        f"{_training_time(speed)} of training",
+    ]
     choice = RunDir(root).describe_policy()
     described_policy = Block.paragraph(f"policy/ is of {choice}") if choice else None
     top = [
-        Block.paragraph(
-            f"step {step:,} of {config.steps:,}, {progress} · "
-            f"{config.data.root or ', '.join(config.data.names())}"
-        ),
-        summary,
+        Block.paragraph(" ".join(lines), "verdict") if lines else None,
+        Block.paragraph(worse, "bad") if worse else None,
+        Block.paragraph(" · ".join(about)),
         described_policy,
+        Block.paragraph(f"understudy audit {root}", "code"),
         Block.tiles(
             [
                 *chain.from_iterable(part.figures for part in parts),
@@ -180,9 +190,7 @@ def _curves(run: overlay.Run) -> Blocks:
 
 
 def summarize(verdict: Verdict) -> str:
-    """Describe the fit of a run in one line: over- or underfitting with its factor, and the best
-    step.
-    """
+    """Describe the fit of a run in one line: overfitting with its factor, and the best step."""
     loss = f"{verdict.term} loss" if verdict.term else "loss"
     factor = verdict.validation / verdict.lowest if verdict.lowest > 0 else 1.0
     best = f"best step {verdict.lowest_step:,}, validation {loss} {verdict.lowest:.4g}"
@@ -192,12 +200,23 @@ def summarize(verdict: Verdict) -> str:
     if verdict.validations < 2:
         fit = "One validation"
     elif verdict.falling:
-        fit = f"Underfitting: the validation {loss} is still falling"
+        fit = f"Not converged: the validation {loss} is still falling"
     elif factor >= 1 + Verdict.FALL:
         fit = f"Overfitting: the last validation {loss} is {factor:.3g} × the lowest"
     else:
         fit = f"Converged: the validation {loss} no longer falls"
     return f"{fit}. {best[0].upper()}{best[1:]}{ratio}."
+
+
+def advise(verdict: Verdict, root: Path, steps: int) -> str:
+    """Return what to do about the fit of a run of `steps` steps, in one sentence."""
+    if verdict.validations < 2:
+        return "A trend needs two validations: --val.every."
+    if verdict.falling:
+        return f"More steps may lower it: understudy resume {root} --steps {2 * steps}."
+    if verdict.validation >= (1 + Verdict.FALL) * verdict.lowest:
+        return "More steps raise it: use the best step, and record more episodes."
+    return "More steps hardly lower it: measure the success, or record more episodes."
 
 
 def _latest_state(run: RunDir) -> dict[str, Any]:
@@ -256,13 +275,34 @@ def _speed_tiles(train: Records, speed: Records) -> Block | None:
     for name, (form, label) in medians.items():
         if values := [record[name] for record in speed if name in record]:
             figures.append((form.format(np.median(values)), label))
-    if speed:  # `seconds` counts within one process: the last record of each counts
-        seconds = [record["seconds"] for record in speed]
-        total = sum(now for now, after in zip(seconds, [*seconds[1:], 0.0]) if after < now)
-        figures.append((str(timedelta(seconds=round(total))), "training time"))
+    if speed:
+        figures.append((_training_time(speed), "training time"))
     if skipped := sum(record["skipped"] for record in train):
         figures.append((str(skipped), "steps skipped, gradient not finite"))
     return Block.tiles(figures) if figures else None
+
+
+def _training_time(speed: Records) -> str:
+    """Format the time of all processes; `seconds` counts within one, whose last record counts."""
+    seconds = [record["seconds"] for record in speed]
+    total = sum(now for now, after in zip(seconds, [*seconds[1:], 0.0]) if after < now)
+    return str(timedelta(seconds=round(total)))
+
+
+def _device(config: "TrainConfig", speed: Records) -> str:
+    """Name the device of the arithmetic by the memory that was logged; `auto` before the first."""
+    if not speed:
+        return config.device
+    return "cuda" if "gpu_bytes" in speed[-1] else "cpu"
+
+
+def _spreads(record: Record) -> dict[str, list[float]]:
+    """Return the spread of each action dimension in training by source, as far as recorded."""
+    units = record["normalisation"]
+    rows = units.get("action", {}).get("spread", [])
+    by_head = dict(zip(units.get("heads", ()), rows))
+    sources = record.get("sources", ())
+    return {of["name"]: by_head[of["head"]] for of in sources if of.get("head") in by_head}
 
 
 def _speed_charts(train: Records, speed: Records) -> Block | None:
@@ -372,15 +412,18 @@ def _changed_settings(config: "TrainConfig") -> Block:
     """Render the settings that differ from the defaults of a run with this type of policy."""
     from understudy.config.train import TrainConfig
     from understudy_base import MissingExtraError
-    from understudy_kit import differences, validate_new
+    from understudy_kit import SourceConfig, differences, validate_new
 
+    sources = (SourceConfig(),) * len(config.data.sources)
     usual = TrainConfig(steps=config.steps, policy=type(config.policy)())
     steps = TrainConfig().steps
     with suppress(MissingExtraError):  # then the table has the defaults of every run
         kind = {"policy": {"type": config.policy.type}}
         usual = validate_new(TrainConfig, {"steps": config.steps, **kind})
         steps = validate_new(TrainConfig, kind).steps
-    changed = differences(replace(usual.resolved(), steps=steps), config)
+    usual = replace(usual.resolved(), steps=steps)
+    usual = replace(usual, data=replace(usual.data, sources=sources))
+    changed = differences(usual, config)
     rows = [
         [path, format_setting(now), format_setting(default)]
         for path, (default, now) in changed.items()

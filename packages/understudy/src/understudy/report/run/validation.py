@@ -3,7 +3,7 @@
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from math import floor, inf, isfinite, log2, log10
 from pathlib import Path
@@ -123,8 +123,13 @@ def _names_of(records: Records, kind: str) -> list[str]:
 # -- validation ------------------------------------------------------------------------------------
 
 
-def render_validation(val: Records) -> Blocks:
-    """Render the cards of a run's validations, oldest first; none without any."""
+def render_validation(val: Records, spreads: Mapping[str, Sequence[float]] = {}) -> Blocks:
+    """Render the cards of a run's validations, oldest first; none without any.
+
+    Args:
+        val: The records.
+        spreads: Source -> spread of each action dimension in training, where it is known.
+    """
     if not val:
         return []
     last = val[-1]
@@ -153,7 +158,7 @@ def render_validation(val: Records) -> Blocks:
         drawn = Block.chart("open-loop error", "step", "mean squared error, normalized", lines)
         if len(records) > 1:
             halves.append(Block.card("Open-loop error, normalized", drawn))
-        cards.append(_open_loop(errors))
+        cards.append(_open_loop(errors, spreads))
     return [*cards, Block.grid(halves)]
 
 
@@ -178,7 +183,7 @@ def _overall_table(val: Records) -> Block:
 def _group_table(val: Records) -> Block:
     """Render the last and the lowest loss of each norm head, source and task."""
     last = val[-1]
-    rows = []
+    merged: dict[str, list[Any]] = {}  # a source of one robot and one task is one row
     for kind, name in KINDS.items():
         groups = last.get(kind, {})
         if kind != "tasks" and len(groups) < 2:
@@ -186,7 +191,13 @@ def _group_table(val: Records) -> Block:
         for group, entry in groups.items():
             history = [(r[kind][group]["loss"], r["step"]) for r in val if group in r.get(kind, {})]
             counts = [entry["samples"], entry.get("episodes", "")]
-            rows.append([name, group or "(no text)", *counts, *_figures(last, entry, history)])
+            figures = [*counts, *_figures(last, entry, history)]
+            names = merged.setdefault(str(figures), [[], [], figures])
+            names[0].append(name)
+            names[1].append(group or "(no text)")
+    rows = []
+    for kinds, groups, figures in merged.values():
+        rows.append([", ".join(dict.fromkeys(kinds)), " · ".join(groups), *figures])
     return Block.table(
         ["kind", "group", "samples", "episodes", *_figure_head(last)], rows, "groups"
     )
@@ -263,22 +274,31 @@ def _flow_time_chart(val: Records) -> Block | None:
     return Block.chart("validation loss over flow time", "flow time", "validation loss", lines)
 
 
-def _open_loop(errors: Record) -> Block:
+def _open_loop(errors: Record, spreads: Mapping[str, Sequence[float]]) -> Block:
+    """Render the errors of each joint, those of a source by their share of the joint's spread."""
     rows = []
     for source, entry in errors["sources"].items():
+        spread = dict(zip(entry["mae"], spreads.get(source, ())))
         moved = with_error(entry)
-        rows += [
-            [source, joint, number(entry["mse"][joint], 5), number(entry["mae"][joint], 5)]
-            for joint in moved
-        ]
+        shares = dict.fromkeys(moved, 0.0)
+        for joint in moved:
+            if entry["mae"][joint] is not None and spread.get(joint):
+                shares[joint] = entry["mae"][joint] / spread[joint]
+        for joint in sorted(moved, key=shares.__getitem__, reverse=True):
+            figures = [number(entry[error][joint], 5) for error in ("mse", "mae")]
+            share = f"{100 * shares[joint]:.0f} %" if shares[joint] else ""
+            bar = Block.interval_bar(0.0, None, min(1.0, shares[joint])) if share else ""
+            rows.append([source, joint, *figures, share, bar])
         if still := len(entry["mse"]) - len(moved):
-            rows.append([source, f"{still} {STILL}", "", ""])
+            rows.append([source, f"{still} {STILL}", "", "", "", ""])
     note = (
         f"Predicted actions on one validation frame in {errors['every']}, compared with the "
-        "recorded ones, in the robot's units. Mean squared error in normalized units over all "
+        "recorded ones, in the robot's units. The spread is that of the joint in training, by "
+        "which the policy normalizes it. Mean squared error in normalized units over all "
         f"joints: {number(errors['normalised'])}."
     )
     head = ["source", "joint", "mean squared error, units²", "mean absolute error, units"]
+    head += ["of the spread", ""]
     return Block.card("Open-loop error", Block.table(head, rows, "joints"), note=note)
 
 
@@ -293,6 +313,30 @@ DEEPEST = 4.0
 """Factor above the lowest loss of the full color."""
 
 
+def describe_worse(val: Records) -> str:
+    """Name the groups with a marked rise, worst first, and the step of their lowest loss; ""
+    without any.
+    """
+    rises = []
+    for name, history in _histories(val).items():
+        rise, best = since_lowest(history)
+        if rise > WORSE:
+            rises.append((rise, short_text(name), val[best]["step"]))
+    rises.sort(reverse=True)
+    named = [f"{name} since step {step:,}" for _, name, step in rises[:3]]
+    more = f", and {len(rises) - 3} more" if len(rises) > 3 else ""
+    return f"Worse: {', '.join(named)}{more}." if named else ""
+
+
+def _histories(val: Records) -> dict[str, list[Any]]:
+    """Return the losses of each group over the validations, MISSING where one lacks it."""
+    losses = []
+    for record in val:
+        losses.append({name: entry["loss"] for name, entry in _groups_of(record).items()})
+    names = sorted(set(chain.from_iterable(losses)))
+    return {name: [record.get(name, MISSING) for record in losses] for name in names}
+
+
 def heatmap(val: Records) -> Block | None:
     """Render the loss of every group over the steps as colored cells; None if no record has groups.
 
@@ -301,15 +345,10 @@ def heatmap(val: Records) -> Block | None:
     included. The color of a cell is the distance of its loss to the lowest loss of its group, so
     that easy and hard groups are comparable.
     """
-    losses = []
-    for record in val:
-        losses.append({name: entry["loss"] for name, entry in _groups_of(record).items()})
-    names = sorted(set(chain.from_iterable(losses)))
+    histories = _histories(val)
+    names = list(histories)
     if not names:
         return None
-    histories = {}
-    for name in names:
-        histories[name] = [record.get(name, MISSING) for record in losses]
     rises = {name: since_lowest(history)[0] for name, history in histories.items()}
 
     def rank(name: str) -> float:

@@ -85,8 +85,12 @@ def render_worst_episodes(
         f"{step:,}, largest loss first."
     )
     legend = Block.paragraph(UNITS) if predicted is not None else None
+    key = Block.key([Curve("recorded", [], [], 0), Curve("predicted", [], [], 1)])
+    ids = sorted({str(episode) for episode in sums.episode[chosen].tolist()}, key=int)
+    command = Block.paragraph(f"understudy view {run.root} --episodes {' '.join(ids)}", "code")
+    text = Block.paragraph(" ".join([about, *notes]))
     return [
-        Block.card("", Block.paragraph(" ".join([about, *notes])), legend, cards.horizon_chart()),
+        Block.card("", text, legend, key if legend else None, cards.horizon_chart(), command),
         *episodes,
     ]
 
@@ -195,7 +199,6 @@ class _Cards:
             title,
             *_strips(dataset, self._validation.cameras, row, length),
             *self._action_charts(source, dataset, episode, row),
-            Block.paragraph(f"understudy view {self._run.root} --episodes {episode}", "code"),
             note="; ".join([f"{samples} of {length:,} frames", *tasks]),
         )
 
@@ -243,30 +246,38 @@ class _Cards:
                     raise
                 note = Block.paragraph(f"no predicted actions: {summarize(error)}")
         names = self._validation.action_names(source)
+        is_still = np.ptp(recorded, axis=0) == 0
+        if predicted is not None:
+            is_still &= np.asarray(predicted["mae"]) == 0
         charts = [
             _joint_chart(name, joint, recorded, predicted, catalog.fps)
             for joint, name in enumerate(names)
+            if not is_still[joint]
         ]
+        still = ", ".join(name for name, flag in zip(names, is_still) if flag)
         more_joints = Block.grid(charts[CURVES:], "joints")
         folded = None
         if more_joints:
             folded = Block.fold(f"{len(charts) - CURVES} more joints", more_joints)
-        return [note, Block.grid(charts[:CURVES], "joints"), folded]
+        constant = Block.paragraph(f"constant: {still}") if still else None
+        return [note, Block.grid(charts[:CURVES], "joints"), folded, constant]
 
 
 def _joint_chart(
     name: str, joint: int, recorded: np.ndarray, predicted: Record | None, fps: float
 ) -> Block | None:
     lines = [Curve.from_frames("recorded", recorded[:, joint], fps, 0)]
+    unit = f"{name} (robot's units)"
     if predicted is not None:
         label = f"predicted, MAE {predicted['mae'][joint]:.3g}"
+        unit = f"{name}, MAE {predicted['mae'][joint]:.3g}"
         starts = [start / fps for start in predicted["starts"]]
         lines.append(
             Curve.from_frames(
                 label, np.asarray(predicted["actions"])[:, joint], fps, 1, starts=starts
             )
         )
-    return Block.chart(name, "time, s", f"{name} (robot's units)", lines, zero=False, height=180)
+    return Block.chart(name, "time, s", unit, lines, zero=False, bare=True, height=150)
 
 
 def _horizon_errors(recorded: np.ndarray, predicted: Record) -> tuple[np.ndarray, np.ndarray]:
