@@ -23,6 +23,7 @@ from understudy_data.datasets.read.columns import read_numbers as read_numbers
 from understudy_data.datasets.read.outside_video import OutsideVideo as OutsideVideo
 from understudy_data.datasets.read.recorded_images import RecordedImages as RecordedImages
 from understudy_data.datasets.read.rows import Rows as Rows
+from understudy_data.datasets.read.sensors import SensorTable as SensorTable
 from understudy_data.datasets.read.sensors import sensor_groups as sensor_groups
 from understudy_data.datasets.read.texts import Responses as Responses
 from understudy_data.datasets.read.video_file import VideoFile as VideoFile

@@ -29,6 +29,7 @@ from understudy_kit import main
 from understudy_tools.check import against
 from understudy_tools.check.against import SAMPLED_IMAGES, Difference, compare
 from understudy_tools.testing.edited import edit
+from understudy_tools.testing.sensors import IMU, Samples, add_sensor, jittered
 
 TOP = "observation.images.top"
 STILL = "observation.still"
@@ -42,6 +43,8 @@ SPEC = Spec(
     recorded_as=True,
     chunks_size=1000,
 )
+PAIR = {"dtype": "float32", "shape": [2], "names": None}
+COUNT = {"dtype": "int64", "shape": [1], "names": None}
 Found = dict[tuple[str, str, int | None, int | None], Difference]
 
 
@@ -149,7 +152,7 @@ PLANTED: dict[str, tuple[Any, dict[tuple[str, str, int | None], dict[str, Any]]]
     "dtype": (change_feature("action", dtype="float64"), {("info", "action", None): {}}),
     "feature": (
         change_info(lambda info: info["features"].pop("matrix")),
-        {("info", "matrix", None): {"a": "float32 (2, 3)", "b": None}},
+        {("info", "matrix", None): {"a": "float32 (2, 3)", "b": "undeclared"}},
     ),
     "statistics": (change_statistics, {("statistics", "action, mean", None): {}}),
     "metadata": (
@@ -241,6 +244,104 @@ def test_largest_difference_is_also_a_share_of_the_range(base: Path, copy: Path)
     first = np.concatenate(actions)[:, 0]
     assert difference.largest == pytest.approx(2)
     assert difference.share == pytest.approx(2 / (first.max() - first.min()))
+
+
+def test_a_dimension_without_a_range_has_no_share(base: Path, copy: Path, tmp_path: Path) -> None:
+    """A constant dimension differs much, another one not at all."""
+    other = Path(shutil.copytree(base, tmp_path / "other"))
+    for root, first in ((copy, 1.0), (other, 6.0)):
+        add_column(root, "extra", [[first, float(row)] for row in range(9)])
+        change_info(lambda info: info["features"].update(extra=PAIR))(root)
+    assert {one.largest for one in found(copy, other).values()} == {5}
+    assert {one.share for one in found(copy, other).values()} == {None}
+
+
+def add_column(root: Path, key: str, values: list[Any]) -> None:
+    """Add a column to all data files; episodes take the first of the values."""
+    for path in (root / "data").rglob("episode_*.parquet"):
+        table = pq.read_table(path)
+        pq.write_table(table.append_column(key, pa.array(values[: len(table)])), path)
+
+
+@pytest.mark.parametrize(
+    ("value", "changed", "largest"),
+    [
+        (2**60, 2**60 + 1, 1),
+        ([0.5, 1.5], [0.5, 1.75], 0.25),
+        ([0.5, 1.5], [0.5], None),
+        (7, None, None),
+        ("left", "right", None),
+        ({"x": 1}, {"x": 2}, None),
+    ],
+)
+def test_an_undeclared_column_is_compared(
+    value: Any, changed: Any, largest: float | None, base: Path, copy: Path, tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(base, tmp_path / "other"))
+    add_column(copy, "extra", [value] * 9)
+    add_column(other, "extra", [value] * 8 + [changed])  # the last frame of the longest episode
+    assert found(copy, copy) == {}
+    ((place, difference),) = found(copy, other).items()
+    assert place == ("column", "extra", 1, 1)
+    assert (difference.compared, difference.frames) == (9, 1)
+    assert difference.largest == largest
+    ((place, difference),) = found(copy, base).items()
+    assert (place[:2], difference.a, difference.b) == (("info", "extra"), "undeclared", None)
+
+
+def test_an_undeclared_column_of_some_files_is_not_compared(base: Path, copy: Path) -> None:
+    add_column(copy, "extra", [1] * 9)
+    path = data(copy, 2)
+    pq.write_table(pq.read_table(path).drop_columns("extra"), path)
+    result = compare(Catalog.open(copy), Catalog.open(copy))
+    assert result.differences == ()
+    assert any(line.startswith("extra ") for line in result.not_compared)
+
+
+def test_whole_numbers_of_64_bits_differ_exactly(base: Path, copy: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(base, tmp_path / "other"))
+    for root, change in ((copy, 0), (other, 3)):
+        add_column(root, "count", [2**60 + row * change for row in range(9)])
+        change_info(lambda info: info["features"].update(count=COUNT))(root)
+    assert found(copy, other)["column", "count", 1, 1].largest == 24
+
+
+def samples() -> Samples:
+    return jittered(SPEC.lengths, rate=50)
+
+
+SENSOR_CHANGES: dict[str, tuple[Callable[[Samples], Any], dict[str, Any]]] = {
+    "value": (lambda own: own[1][1].__setitem__((3, 0), 90.0), {"frames": 1}),
+    "time": (lambda own: own[1][0].__setitem__(-1, 0.95), {"frames": 0}),
+    "missing": (
+        lambda own: own.update({1: (np.delete(own[1][0], 5), np.delete(own[1][1], 5, axis=0))}),
+        {"frames": 0, "largest": 0},
+    ),
+}
+
+
+@pytest.mark.parametrize("path", ["sensors/imu.parquet", "sensors/imu/{episode_index}.parquet"])
+@pytest.mark.parametrize("name", SENSOR_CHANGES)
+def test_samples_of_a_sensor_are_compared(
+    name: str, path: str, base: Path, copy: Path, tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(base, tmp_path / "other"))
+    change, wanted = SENSOR_CHANGES[name]
+    changed = samples()
+    count = len(changed[1][0])
+    change(changed)
+    add_sensor(copy, samples(), path=path)
+    add_sensor(other, changed, path=path)
+    assert found(copy, copy) == {}
+    ((place, difference),) = found(copy, other).items()
+    assert place == ("sensor", IMU, 1, 1)
+    assert (difference.a, difference.b) == (count, len(changed[1][0]))
+    assert difference.compared == count - (name != "value")
+    for field, value in wanted.items():
+        assert getattr(difference, field) == value, field
+    assert found(copy, other, depth="metadata") == {}
+    ((place, difference),) = found(copy, base).items()
+    assert (place[:2], difference.b) == (("info", IMU), None)
 
 
 @pytest.mark.parametrize("depth", ["metadata", "rows", "sample", "all"])

@@ -77,13 +77,20 @@ def test_validation_and_action_use_no_latent_variable() -> None:
     assert torch.equal(own.act(batch(2), {}), own.act(batch(2), {}))
 
 
-def test_padded_actions_count_nothing() -> None:
-    own = policy(dropout=0.0, use_vae=False)
+@pytest.mark.parametrize("content", [1e6, float("nan")])
+@pytest.mark.parametrize("use_vae", [True, False])
+def test_padded_actions_count_nothing(use_vae: bool, content: float) -> None:
+    own = policy(dropout=0.0, use_vae=use_vae)
     data = batch(3)
-    wild = {**data, "action": torch.where(data["action_is_pad"][..., None], 1e6, data["action"])}
-    assert torch.equal(
-        own.losses(data, draws(own, 3))["l1"].sum, own.losses(wild, draws(own, 3))["l1"].sum
-    )
+    wild = {
+        **data,
+        "action": torch.where(data["action_is_pad"][..., None], content, data["action"]),
+    }
+    found, wanted = (own.losses(each, draws(own, 3)) for each in (wild, data))
+    for term in own.loss_terms:
+        assert torch.equal(found[term].sum, wanted[term].sum)
+    torch.stack([loss.sum.sum() for loss in found.values()]).sum().backward()
+    assert all(p.grad.isfinite().all() for p in own.parameters() if p.grad is not None)
 
 
 @pytest.fixture(scope="module")

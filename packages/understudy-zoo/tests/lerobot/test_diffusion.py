@@ -43,7 +43,10 @@ def policy(**changes: Any) -> LerobotDiffusion:
 
 
 def batch(count: int, seed: int = 0) -> dict[str, Any]:
-    return batch_of(count, slots=8, times=2, seed=seed)
+    data = batch_of(count, slots=8, times=2, seed=seed)
+    for actions, is_pad in zip(data["action"], data["action_is_pad"]):
+        actions[is_pad] = actions[~is_pad][-1]  # as in LeRobot's datasets
+    return data
 
 
 def draws(own: LerobotDiffusion, count: int, use: Any = "train") -> dict[str, torch.Tensor]:
@@ -114,18 +117,36 @@ def test_draws_alone_decide_the_losses() -> None:
     assert torch.allclose(one.sum, whole[1:2], rtol=1e-5)
 
 
-def test_padding_counts_only_unmasked() -> None:
+@pytest.mark.parametrize("content", [9.0, float("nan")])
+@pytest.mark.parametrize("masked", [True, False])
+def test_content_of_padding_reaches_nothing(masked: bool, content: float) -> None:
+    """The network sees copies of the last action, as in LeRobot; unmasked they count, too."""
     data = batch(3)
-    wild = {**data, "action": torch.where(data["action_is_pad"][..., None], 9.0, data["action"])}
-    for masked in (True, False):
-        own = policy(do_mask_loss_for_padding=masked, prediction_type="sample")
-        numbers = {**draws(own, 3), "timestep": torch.zeros(3, 1, dtype=torch.int64)}
-        counts = own.counts(data, numbers)["diffusion"]
-        assert counts.tolist() == ([16, 14, 12] if masked else [16] * 3)
-        same = torch.equal(
-            own.losses(data, numbers)["diffusion"].sum, own.losses(wild, numbers)["diffusion"].sum
-        )
-        assert not same  # the network sees copies, as in LeRobot
+    is_pad = data["action_is_pad"][..., None]
+    data["observation.state_is_pad"] = torch.tensor([[True, False], [False, False], [True, False]])
+    state = data["observation.state"]
+    is_past = data["observation.state_is_pad"][..., None]
+    wild = {
+        **data,
+        "action": torch.where(is_pad, content, data["action"]),
+        "observation.state": torch.where(is_past, content, state),
+    }
+    own = policy(do_mask_loss_for_padding=masked, prediction_type="sample")
+    numbers = {**draws(own, 3), "timestep": torch.zeros(3, 1, dtype=torch.int64)}
+    counts = own.counts(data, numbers)["diffusion"]
+    assert counts.tolist() == ([16, 14, 12] if masked else [16] * 3)
+    sums = []
+    gradients = []
+    for each in (data, wild):
+        own.zero_grad()
+        loss = own.losses(each, numbers)["diffusion"].sum
+        loss.sum().backward()
+        sums.append(loss)
+        gradients.append([p.grad for p in own.parameters() if p.grad is not None])
+    assert torch.equal(*sums)
+    assert all(map(torch.equal, *gradients))
+    other = {**data, "action": data["action"] + 1}
+    assert not torch.equal(own.losses(other, numbers)["diffusion"].sum, sums[0])
 
 
 def test_steps_of_diffusion_are_spread() -> None:

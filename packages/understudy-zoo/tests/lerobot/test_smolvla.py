@@ -96,6 +96,20 @@ def test_loss_of_each_sample_is_that_of_lerobot(vlm: Path, change: dict[str, Any
     assert own.losses(data, numbers, terms=()) == {}
 
 
+@pytest.mark.parametrize("content", [1e4, float("nan")])
+def test_padded_actions_count_nothing(vlm: Path, content: float) -> None:
+    own = policy(vlm)
+    data = batch_of(3)
+    wild = {
+        **data,
+        "action": torch.where(data["action_is_pad"][..., None], content, data["action"]),
+    }
+    found, wanted = (own.losses(each, draws(own, 3))["flow"].sum for each in (wild, data))
+    assert torch.equal(found, wanted)
+    found.sum().backward()
+    assert all(p.grad.isfinite().all() for p in own.parameters() if p.grad is not None)
+
+
 def test_actions_are_those_of_lerobot(vlm: Path) -> None:
     own = policy(vlm)
     data = batch_of(2)

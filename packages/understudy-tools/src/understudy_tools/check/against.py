@@ -3,6 +3,7 @@
 Episodes with the same id and the same numbers are matched first, then those with the same numbers
 under another id, then the others by their ids. Each pair is read and compared: floats by their
 bits, where NaN equals NaN, images by what is stored. Where that differs, a few are decoded.
+Samples of a sensor are compared where both sides have one of that time.
 """
 
 import time
@@ -14,6 +15,7 @@ from itertools import chain, zip_longest
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from understudy_base import Progress
 from understudy_data import (
@@ -23,18 +25,20 @@ from understudy_data import (
     Part,
     RecordedImages,
     Rows,
+    SensorTable,
     Workers,
     open_episodes,
     spread_evenly,
     storable,
 )
 from understudy_tools.check.findings import to_plain
-from understudy_tools.check.row_facts import RowFacts, read_rows
+from understudy_tools.check.row_facts import RowFacts, read_rows, stored_columns
 
-OF_EPISODES = ("episode", "column", "images")
+OF_EPISODES = ("episode", "column", "sensor", "images")
 KINDS = ("info", "statistics", "removed", "added", "moved", *OF_EPISODES)
 """Kinds of differences: facts of meta/; recorded statistics; episodes of A or B alone, or under
-another id; and of matched ones length, task or metadata, a column, and images encoded anew.
+another id; and of matched ones length, task or metadata, a column, samples of a sensor, and images
+encoded anew.
 """
 SAMPLED_IMAGES = 5
 """Images to decode of a camera and an episode that was encoded anew."""
@@ -42,6 +46,8 @@ ROUNDING = 1e-4
 """Difference of recorded statistics that rounding makes, as a share of the value."""
 SAMPLING = 0.02
 """Difference of those of images, from 0 to 1, where writers sampled other images."""
+_EXACT = {"int64": np.longdouble, "uint64": np.longdouble}
+_PARTIAL = "undeclared, in some files alone"
 _PART = 20_000  # frames
 _BATCH = 32  # images
 _CACHE = 256 << 20  # bytes
@@ -57,15 +63,18 @@ class Difference:
 
     Attributes:
         kind: one of `KINDS`.
-        name: fact, column or camera.
+        name: fact, column, sensor or camera.
         episode: id in A; None where it has none.
         other: id in B; None where it has none.
-        a, b: values, as JSON holds them; None where a side has none.
-        compared: frames that were compared, of images those that were decoded.
+        a, b: values, as JSON holds them, of a sensor the numbers of samples; None where a side has
+            none.
+        compared: frames that were compared, of images those that were decoded, of a sensor its
+            samples.
         frames: those of them that differ.
         largest: largest difference, of images in levels; infinite where one side alone is finite,
             None of what is no number.
-        share: the same as a share of the range of its dimension in A; None where that is 0.
+        share: largest difference as a share of the range of its dimension in A; None where a
+            dimension that differs has no range there, or a difference is infinite.
     """
 
     kind: str
@@ -153,15 +162,18 @@ def compare(
     sides = (open_episodes(a), open_episodes(b))
     kinds = _common_columns(*sides)
     cameras = [key for key in a.camera_keys if key in b.camera_keys]
+    shapes = [
+        {key: one.feature.value_shape for key, one in side.sensors.items()} for side in (a, b)
+    ]
+    sensors = [key for key, shape in shapes[0].items() if shapes[1].get(key) == shape]
     skipped: list[str] = []
     for side in sides:
         skipped += [f"{key} {why}" for key, why in side.skipped_features.items()]
-    skipped += [f"{key} (a sensor)" for key in {**a.sensors, **b.sensors}]
     if depth in ("metadata", "rows"):
         skipped += [f"images of {key}" for key in cameras]
         cameras = []
     if depth == "metadata":
-        skipped.append("rows")
+        skipped += ["rows", *(f"samples of {key}" for key in sensors)]
     facts = [RowFacts(side.num_episodes) for side in sides]
     if depth != "metadata":
         frames = sum(side.num_frames for side in sides)
@@ -172,6 +184,13 @@ def compare(
     pairs, removed, added = _match(sides, facts)
     found: list[Difference] = []
     of_a, of_b = map(_facts, sides)
+    undeclared = [_undeclared(*one) for one in zip(sides, facts)]
+    of_a[""] |= undeclared[0]
+    of_b[""] |= undeclared[1]
+    both = [key for key in undeclared[0] if key in undeclared[1]]
+    partial = [key for key in both if _PARTIAL in (undeclared[0][key], undeclared[1][key])]
+    skipped += [f"{key} ({_PARTIAL})" for key in partial]
+    both = [key for key in both if key not in partial]
     for kind in of_a:
         common = [name for name in of_a[kind] if name in of_b[kind]]
         names = common if kind else {**of_a[kind], **of_b[kind]}
@@ -189,7 +208,9 @@ def compare(
         key: np.fmax.reduce(column.high, axis=0) - np.fmin.reduce(column.low, axis=0)
         for key, column in facts[0].columns.items()
     }
-    work = ComparePairs(sides, kinds, tuple(cameras), ranges, depth == "all")
+    work = ComparePairs(
+        sides, kinds, tuple(both), tuple(sensors), tuple(cameras), ranges, depth == "all"
+    )
     costs = sides[0].episodes.lengths[[row for row, _ in pairs]].tolist()
     parts = Workers.cut(pairs, costs, _PART) if depth != "metadata" else []
     with Progress(len(pairs), "comparison", "episode", shown=show_progress) as bar:
@@ -238,7 +259,25 @@ def _facts(catalog: Catalog) -> dict[str, dict[str, Any]]:
         for name, values in catalog.stats.get(key, {}).items():
             if not feature.is_camera or name in ("mean", "std"):
                 statistics[f"{key}, {name}"] = values
+    for key, sensor in catalog.sensors.items():
+        own = sensor.feature
+        facts[key] = f"sensor {own.dtype} {own.shape}, linear {sensor.linear}, {sensor.max_age}"
+        details[f"{key}, names"] = own.dimension_names
     return {"": facts, "info": details, "statistics": statistics}
+
+
+def _undeclared(catalog: Catalog, facts: RowFacts) -> dict[str, str]:
+    """Return the columns of the data files that info.json does not declare, and whether all files
+    have them.
+    """
+    declared = {*catalog.features, *catalog.skipped_features, *DEFAULTS}
+    for key in catalog.features:
+        declared.update(stored_columns(catalog, key))
+    files = [{name for name, _ in schema} for schema in facts.schemas]
+    names = sorted(set().union(*files) - declared)
+    return {
+        name: "undeclared" if all(name in file for file in files) else _PARTIAL for name in names
+    }
 
 
 def _facts_of(catalog: Catalog, metadata: Mapping[str, Any], row: int) -> dict[str, Any]:
@@ -276,7 +315,7 @@ def _apart(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     is_equal = left == right
     is_nan = (left != left) & (right != right)
     with np.errstate(invalid="ignore"):
-        apart = np.abs(left.astype(np.float64) - right)
+        apart = np.abs(left.astype(_EXACT.get(left.dtype.name, np.float64)) - right)
     apart = np.where(is_equal | is_nan, 0, np.where(np.isnan(apart), np.inf, apart))
     return ~(is_nan | (is_equal & (np.signbit(left) == np.signbit(right)))), apart
 
@@ -318,13 +357,16 @@ class ComparePairs:
     Attributes:
         sides: A and B.
         kinds: dtype in which each column is compared, "" of texts.
-        cameras: keys of those to compare.
+        undeclared: columns to compare that info.json does not declare.
+        sensors, cameras: keys of those to compare.
         ranges: column -> range of each dimension in A, float64 (D,).
         is_whole: whether to decode each image where some were encoded anew.
     """
 
     sides: tuple[Catalog, Catalog]
     kinds: Mapping[str, str]
+    undeclared: tuple[str, ...]
+    sensors: tuple[str, ...]
     cameras: tuple[str, ...]
     ranges: Mapping[str, np.ndarray]
     is_whole: bool
@@ -334,6 +376,11 @@ class ComparePairs:
         keys = [key for key in self.kinds if key not in DEFAULTS]
         rows = [Rows(side, keys, _CACHE) for side in self.sides]
         images = [RecordedImages(side) for side in self.sides]
+        tables = {
+            key: [SensorTable(side, side.sensors[key]) for side in self.sides]
+            for key in self.sensors
+        }
+        others = [_Undeclared(*one, self.undeclared) for one in zip(self.sides, rows)]
         found: list[Difference] = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # irregularities are findings of a check
@@ -341,6 +388,11 @@ class ComparePairs:
                 lengths = [int(s.episodes.lengths[row]) for s, row in zip(self.sides, pair)]
                 if min(lengths):
                     differing = [*self._compare_columns(pair, rows, min(lengths))]
+                    if self.undeclared:
+                        values = [one.read(row, min(lengths)) for one, row in zip(others, pair)]
+                        differing += [*self._compare_undeclared(*values)]
+                    for key, of_key in tables.items():
+                        differing += _compare_samples(key, pair, of_key)
                     for camera in self.cameras:
                         differing += self._compare_images(pair, camera, images, lengths)
                     found += [replace(one, **_ids(self.sides, pair)) for one in differing]
@@ -348,13 +400,15 @@ class ComparePairs:
 
     def depends_on(self, part: Part) -> Any:
         """Return the metadata, the settings, and the versions of the files."""
-        causes: list[Any] = [self.kinds, self.cameras, self.is_whole]
+        causes: list[Any] = [self.kinds, self.undeclared, self.sensors, self.cameras, self.is_whole]
         causes.append({key: limits.tolist() for key, limits in self.ranges.items()})
         for number, side in enumerate(self.sides):
             rows = [pair[number] for pair in part]
             paths = list(map(side.data_path, rows))
             for camera in side.episodes.videos:
                 paths += [side.video_path(camera, row) for row in rows]
+            for key in self.sensors:
+                paths += side.sensor_files(side.sensors[key])
             causes += [side.mark, side.marks(dict.fromkeys(paths))]
         return causes
 
@@ -372,10 +426,23 @@ class ComparePairs:
             else:
                 texts = [np.array(self._texts(*one)) for one in zip(self.sides, (key, key), (a, b))]
                 is_odd = (texts[0] != texts[1])[:, None]
-            if is_odd.any():
-                odd = int(is_odd.any(axis=1).sum())
-                name = "task" if key == "task_index" else key
-                yield Difference("column", name, compared=length, frames=odd, **measured)
+            yield from _column("task" if key == "task_index" else key, is_odd, measured)
+
+    def _compare_undeclared(self, a: pa.Table, b: pa.Table) -> Iterator[Difference]:
+        for key in self.undeclared:
+            values = [table[key].to_pylist() for table in (a, b)]
+            measured = {}
+            try:
+                numbers = np.array(values)  # of one shape
+            except ValueError:
+                numbers = np.array("")
+            if numbers.dtype.kind in "biuf":
+                is_odd, apart = _apart(*numbers.reshape(2, len(a), -1))
+                measured = self._measure(key, apart)
+            else:
+                texts = [np.array(list(map(repr, column))) for column in values]
+                is_odd = (texts[0] != texts[1])[:, None]
+            yield from _column(key, is_odd, measured)
 
     def _texts(self, side: Catalog, key: str, values: Mapping[str, Any]) -> list[str]:
         column = values[key][0]
@@ -387,12 +454,11 @@ class ComparePairs:
 
     def _measure(self, key: str, apart: np.ndarray) -> dict[str, Any]:
         """Return the largest of distances (L, D), and as a share of the range."""
+        extents = apart.max(axis=0)
         with np.errstate(all="ignore"):
-            shares = apart.max(axis=0) / self.ranges.get(key, np.nan)
-        largest = float(apart.max())
-        known = shares[np.isfinite(shares)]
-        has_share = known.size > 0 and np.isfinite(largest)
-        return {"largest": largest, "share": float(known.max()) if has_share else None}
+            shares = (extents / self.ranges.get(key, np.nan))[extents > 0]
+        share = float(shares.max(initial=0))
+        return {"largest": float(extents.max()), "share": share if np.isfinite(share) else None}
 
     def _compare_images(
         self, pair: Pair, camera: str, readers: Sequence[RecordedImages], lengths: list[int]
@@ -416,3 +482,52 @@ class ComparePairs:
         if odd or lengths[0] == lengths[1]:
             measured = {"compared": len(frames), "frames": odd}
             yield Difference("images", camera, **measured, largest=largest)
+
+
+class _Undeclared:
+    """Columns of the data files of a dataset that info.json does not declare, as they are stored.
+
+    Args:
+        catalog: the dataset.
+        rows: its rows.
+        names: of the columns.
+    """
+
+    def __init__(self, catalog: Catalog, rows: Rows, names: Sequence[str]) -> None:
+        self._catalog = catalog
+        self._rows = rows
+        self._names = list(names)
+        self._path = ""
+        self._table = pa.table({})
+
+    def read(self, row: int, length: int) -> pa.Table:
+        """Read the first frames of a table row. Keeps the last file."""
+        path = self._catalog.data_path(row)
+        if path != self._path:
+            self._table = self._catalog.files.table(path, self._names)
+            self._path = path
+        return self._table.take(self._rows.file_rows(np.array([row]), np.arange(length)[None])[0])
+
+
+def _column(name: str, is_odd: np.ndarray, measured: Mapping[str, Any]) -> Iterator[Difference]:
+    """Yield the difference of a column where flags (L, D) have some."""
+    if is_odd.any():
+        odd = int(is_odd.any(axis=1).sum())
+        yield Difference("column", name, compared=len(is_odd), frames=odd, **measured)
+
+
+def _compare_samples(key: str, pair: Pair, tables: Sequence[SensorTable]) -> Iterator[Difference]:
+    """Yield the difference of the samples of a sensor, by their times."""
+    spans = [slice(*table.first[row : row + 2]) for table, row in zip(tables, pair)]
+    a, b = (table.times[span] for table, span in zip(tables, spans))
+    times, *places = np.intersect1d(a, b, assume_unique=True, return_indices=True)
+    values = [
+        table.values[span][place].reshape(len(times), -1)
+        for table, span, place in zip(tables, spans, places)
+    ]
+    is_odd, apart = _apart(*values)
+    if is_odd.any() or len(times) < max(len(a), len(b)):
+        odd = int(is_odd.any(axis=1).sum())
+        largest = float(apart.max(initial=0))
+        counts = {"a": len(a), "b": len(b), "compared": len(times), "frames": odd}
+        yield Difference("sensor", key, **counts, largest=largest)

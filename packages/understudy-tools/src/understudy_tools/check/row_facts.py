@@ -329,7 +329,7 @@ def _read_file(
         if feature.is_camera and not feature.is_video
     ]
     texts = [key for key, feature in catalog.features.items() if feature.is_text]
-    stored = {key: _stored_names(catalog, key) for key in (*keys, *cameras, *texts)}
+    stored = {key: stored_columns(catalog, key) for key in (*keys, *cameras, *texts)}
     numbers: list[str] = []
     for key in keys:
         numbers += stored[key]
@@ -379,8 +379,8 @@ def _read_file(
     return total
 
 
-def _stored_names(catalog: Catalog, key: str) -> list[str]:
-    """Names of the columns that hold a feature."""
+def stored_columns(catalog: Catalog, key: str) -> list[str]:
+    """Return the names of the columns that hold a feature."""
     joined = [part.key for part in catalog.joined.get(key, ())]
     return joined or [catalog.stored_names.get(key, key)]
 

@@ -90,14 +90,13 @@ class LerobotAct(LerobotPolicy):
         In evaluation mode, or without its draws, the latent variable is 0, as when it acts, and
         `kl` has no elements.
         """
-        actions = self.normalizer.actions(batch)
+        actions = self.actions(batch)
         is_pad = self.value_of(batch, f"{ACTION}_is_pad")
         self.check_shape(ACTION, actions, (None, self.config.chunk, self.config.action_dim))
         counts = self.counts(batch, draws)
         inputs = self._inputs(batch)
         with self._mode(draws) as training:
             if training:
-                # Padded slots hold copies of the last frame, as in LeRobot's own batches.
                 inputs |= {ACTION: actions, f"{ACTION}_is_pad": is_pad}
             predicted, (mean, log_variance) = self.model(inputs)
         pad = self.normalizer.padded_elements(ACTION, batch)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from understudy import Normalizer, Policy
-from understudy_base import Batch, ConfigError, Record
+from understudy_base import ACTION, Batch, ConfigError, Record
 from understudy_zoo.lerobot.folder import read_folder
 from understudy_zoo.lerobot.settings import ColorSettings, LerobotConfig
 
@@ -55,12 +55,25 @@ class LerobotPolicy(Policy):
             child.eval()
         return self
 
+    def filled(self, batch: Batch, key: str) -> Tensor:
+        """Return the values of a key, [B, T, ...]. Where the batch has a mask of them, no content
+        of a padded slot reaches the network: it is that of another slot (`repeated`), as in
+        LeRobot's batches.
+        """
+        values: Tensor = self.value_of(batch, key)
+        is_pad = batch.get(f"{key}_is_pad")
+        return values if is_pad is None else repeated(values, is_pad)
+
+    def actions(self, batch: Batch) -> Tensor:
+        """Return normalized actions, float32 [B, T, A], `filled`."""
+        return self.normalizer.actions({**batch, ACTION: self.filled(batch, ACTION)})
+
     def pixels(self, batch: Batch, camera: str) -> Tensor:
         """Return images of the batch in 0..1, float32 [B, 3, H, W], or [B, n, 3, H, W] of n
         times.
         """
-        image: Tensor = self.value_of(batch, camera)
         past = self.config.past_steps
+        image: Tensor = self.filled(batch, camera) if past else self.value_of(batch, camera)
         times = [past + 1] if past else []
         self.check_image(camera, image, (None, *times, 3, None, None))
         return image.float() / 255
@@ -72,6 +85,19 @@ class LerobotPolicy(Policy):
             small = F.interpolate(pixels.flatten(0, -4), size=self.config.image_size, mode="area")
             pixels = small.view(*pixels.shape[:-2], *self.config.image_size)
         return (pixels - self.image_mean) / (self.image_std + _EPS)
+
+
+def repeated(values: Tensor, is_pad: Tensor) -> Tensor:
+    """Return values [B, T, ...] whose padded slots, bool [B, T], repeat the last slot before them
+    that is not padded, else the first one; 0 in samples of padding alone.
+    """
+    slots = torch.arange(is_pad.shape[1], device=is_pad.device).expand_as(is_pad)
+    last = torch.where(is_pad, -1, slots).cummax(dim=1).values
+    first = (~is_pad).int().argmax(dim=1, keepdim=True)
+    source = torch.where(last < 0, first, last)
+    samples = torch.arange(len(values), device=values.device)[:, None]
+    none = is_pad.all(dim=1).view(-1, *[1] * (values.ndim - 1))
+    return torch.where(none, 0, values[samples, source])
 
 
 def _colors(config: ColorSettings) -> dict[str, tuple[float, ...]]:

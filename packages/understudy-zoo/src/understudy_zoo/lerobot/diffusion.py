@@ -122,7 +122,7 @@ class LerobotDiffusion(LerobotPolicy):
         if terms is not None and DIFFUSION not in terms:
             return {}
         batch = self._with_history(batch)
-        actions = self.normalizer.actions(batch)
+        actions = self.actions(batch)
         theirs = self.config.theirs
         shape = (None, theirs.horizon, self.config.action_dim)
         self.check_shape(ACTION, actions, shape)
@@ -175,7 +175,8 @@ class LerobotDiffusion(LerobotPolicy):
         `STATE_HISTORY`, [B, n, S].
         """
         if self.config.past_steps:
-            return self.split_states(batch, self.config.past_steps + 1)
+            states = {**batch, STATE: self.filled(batch, STATE)}
+            return self.split_states(states, self.config.past_steps + 1)
         return {**batch, self.STATE_HISTORY: self.value_of(batch, STATE)[:, None]}
 
     def _is_pad(self, batch: Batch) -> Tensor:

@@ -183,9 +183,8 @@ class LerobotSmolvla(LerobotPolicy):
         if terms is not None and LossTerm.FLOW not in terms:
             return {}
         config = self.config
-        actions = self.normalizer.actions(batch)
+        actions = self.actions(batch)
         self.check_shape(ACTION, actions, (None, config.chunk, config.action_dim))
-        # Padded slots hold copies of the last frame, as in LeRobot's own batches.
         targets = F.pad(actions, (0, config.theirs.max_action_dim - config.action_dim))
         squares = self.model(
             *self._inputs(batch), targets, draws["flow noise"], draws["flow time"][:, 0]
