@@ -4,7 +4,7 @@ memory.
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -47,39 +47,67 @@ def copy_rows(whole: object, part: object, rows: np.ndarray) -> None:
             getattr(whole, name)[rows] = values
 
 
+class Fact:
+    """Fact about each episode in a column: an attribute of `Column` that holds an array.
+
+    Args:
+        meaning: a noun phrase with the unit.
+        absent: value of episodes that were not added; its type is that of the array.
+        of_dims: whether the array is (N, D), not (N,).
+    """
+
+    def __init__(self, meaning: str, absent: float = np.nan, of_dims: bool = True) -> None:
+        self.meaning = meaning
+        self.absent = absent
+        self.of_dims = of_dims
+
+    @overload
+    def __get__(self, column: None, owner: type) -> "Fact": ...
+    @overload
+    def __get__(self, column: object, owner: type) -> np.ndarray: ...
+    def __get__(self, column: object, owner: type) -> Any:
+        return self  # a column has an array of this name, which hides this
+
+    def array(self, episodes: int, dims: int) -> np.ndarray:
+        """Return the array of episodes that were not added."""
+        return np.full((episodes, dims) if self.of_dims else episodes, self.absent)
+
+
 @storable
 class Column:
-    """Summary of one column of N episodes with D numbers per frame, from their rows in any order.
-
-    Arrays are (N, D) float64 unless stated, and NaN for episodes that were not added.
+    """Summary of one column of N episodes with D numbers per frame, from their rows in any order:
+    an array for each of `FACTS`, under its name.
 
     Args:
         key: key of the column.
         names: names of its dimensions.
         catalog: the dataset.
         stride: frames to sample; by default those of all episodes of the catalog.
-
-    Attributes:
-        lengths: int64 (N,), frames of the episodes; 0 where they were not added.
-        low, high, mean, m2: extremes, mean and sum of squared differences to the mean of the finite
-            values.
-        first: value in the first frame.
-        step: largest change between two frames; `step_frame` int64 (N, D) is the frame after it.
-        beside: the smaller one of the changes before and after the largest one; 0 at the ends of an
-            episode.
-        path: sum of the absolute changes.
-        jerk: sum of the absolute second differences of consecutive changes.
-        at_low, at_high: frames at the episode's least and greatest value.
-        visits: separate runs of frames at the greatest or least value, whichever has more frames.
-        last: value in the last frame.
-        tick: smallest change that is not 0; infinite without any. `changes`: frames that differ
-            from the one before.
-        entry: mean change by which the runs of `visits` are entered.
-        zeros: int64 (N,), frames whose values are all 0; `zero_frame` int64 (N,) is the first.
-        zero_edge: largest change between such a frame and another one.
-        bad: int64 (N,), frames with a value that is not finite; `bad_frame` int64 (N,) is the
-            first.
     """
+
+    lengths = Fact("frames of the episode", 0, of_dims=False)
+    low = Fact("least finite value")
+    high = Fact("greatest finite value")
+    mean = Fact("mean of the finite values")
+    m2 = Fact("sum of the squared differences to the mean")
+    first = Fact("value in the first frame")
+    last = Fact("value in the last frame")
+    step = Fact("largest change between two frames")
+    step_frame = Fact("frame after the largest change", 0)
+    beside = Fact("smaller one of the changes around the largest; 0 at the ends of an episode")
+    path = Fact("sum of the absolute changes")
+    jerk = Fact("mean of the absolute second differences of consecutive changes")
+    tick = Fact("smallest change that is not 0; infinite without any")
+    changes = Fact("frames that differ from the one before")
+    at_low = Fact("frames at the episode's least value")
+    at_high = Fact("frames at the episode's greatest value")
+    visits = Fact("separate runs of frames at the extreme that has more frames")
+    entry = Fact("mean change by which the runs of `visits` are entered")
+    zeros = Fact("frames whose values are all 0", 0, of_dims=False)
+    zero_frame = Fact("first frame whose values are all 0", 0, of_dims=False)
+    zero_edge = Fact("largest change between a frame of zeros and another one")
+    bad = Fact("frames with a value that is not finite", 0, of_dims=False)
+    bad_frame = Fact("first frame with a value that is not finite", 0, of_dims=False)
 
     def __init__(
         self, key: str, names: list[str], catalog: Catalog, stride: FrameStride | None = None
@@ -88,22 +116,10 @@ class Column:
         self.names = names
         self._catalog = catalog
         episodes = len(catalog.episodes)
-        self.low, self.high, self.mean, self.m2, self.first, self.last = self._tables(6, episodes)
-        self.step, self.beside, self.path, self.jerk, self.tick, self.changes = self._tables(
-            6, episodes
-        )
-        self.at_low, self.at_high, self.visits, self.entry, self.zero_edge = self._tables(
-            5, episodes
-        )
-        self.step_frame = np.zeros((episodes, len(names)), np.int64)
-        self.lengths, self.bad, self.bad_frame, self.zeros, self.zero_frame = np.zeros(
-            (5, episodes), np.int64
-        )
+        for name, fact in FACTS.items():
+            vars(self)[name] = fact.array(episodes, len(names))
         self._stride = stride or FrameStride(catalog, np.arange(episodes))
         self._parts: list[tuple[np.ndarray, np.ndarray]] = []
-
-    def _tables(self, count: int, episodes: int) -> np.ndarray:
-        return np.full((count, episodes, len(self.names)), np.nan)
 
     @property
     def width(self) -> int:
@@ -298,6 +314,10 @@ class Column:
             self.zeros[rows], self.zero_frame[rows] = _count(zero, begins)
             edge = np.diff(zero, prepend=zero[:1])
             self.zero_edge[rows] = np.maximum.reduceat(change * edge[:, None], begins)
+
+
+FACTS = {name: fact for name, fact in vars(Column).items() if isinstance(fact, Fact)}
+"""Name -> fact about each episode in a column."""
 
 
 def _count(flags: np.ndarray, begins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -144,12 +144,19 @@ class RowFacts:
     """
 
     def __init__(self, episodes: int) -> None:
-        self.found, self.stored_id, self.first_index, self.position = np.full(
-            (4, episodes), _UNKNOWN, np.int64
-        )
-        self.late_frame, self.idle, self.idle_end = np.zeros((3, episodes), np.int64)
-        self.is_read, self.is_split, self.is_doubtful = np.zeros((3, episodes), bool)
-        self.index_counts, self.frames_rise, self.frames_count = np.ones((3, episodes), bool)
+        self.is_read = np.zeros(episodes, bool)
+        self.found = np.full(episodes, _UNKNOWN)
+        self.is_split = np.zeros(episodes, bool)
+        self.is_doubtful = np.zeros(episodes, bool)
+        self.stored_id = np.full(episodes, _UNKNOWN)
+        self.first_index = np.full(episodes, _UNKNOWN)
+        self.index_counts = np.ones(episodes, bool)
+        self.position = np.full(episodes, _UNKNOWN)
+        self.frames_rise = np.ones(episodes, bool)
+        self.frames_count = np.ones(episodes, bool)
+        self.late_frame = np.zeros(episodes, np.int64)
+        self.idle = np.zeros(episodes, np.int64)
+        self.idle_end = np.zeros(episodes, np.int64)
         self.time = np.full((episodes, 5), np.nan)
         self.digest = [b""] * episodes
         self.used_tasks: dict[int, set[int]] = {}
