@@ -28,7 +28,7 @@ from understudy_data import (
     storable,
 )
 from understudy_tools import motion
-from understudy_tools.check.column_facts import Column, FrameStride, PairFacts, copy_rows
+from understudy_tools.check.column_facts import Column, FrameStride, PairFacts
 from understudy_tools.motion import Speeds, moves, named_motion, rate_dims
 
 ACTION = "action"
@@ -177,7 +177,7 @@ class RowFacts:
         were added.
         """
         part.position[part.is_read] += self.rows
-        copy_rows(self, part, rows)
+        _copy_rows(self, part, rows)
         for row, digest in zip(rows.tolist(), part.digest):
             self.digest[row] = digest
         self.used_tasks |= {int(rows[row]): tasks for row, tasks in part.used_tasks.items()}
@@ -192,10 +192,12 @@ class RowFacts:
             for name, files in added.items():
                 whole.setdefault(name, []).extend(files)
         for key, column in part.columns.items():
-            self.columns.setdefault(key, Column(key, column.names, catalog)).merge(column, rows)
+            if key not in self.columns:
+                self.columns[key] = Column(key, column.names, catalog.episodes.ids)
+            self.columns[key].merge(column, rows)
         if part.pairs is not None:
             self.pairs = self.pairs or PairFacts(len(self.digest), part.pairs.correlation.shape[1])
-            copy_rows(self.pairs, part.pairs, rows)
+            _copy_rows(self.pairs, part.pairs, rows)
         self.thresholds = self.thresholds or part.thresholds
         self.rows += part.rows
         self.files += part.files
@@ -215,6 +217,15 @@ class RowFacts:
     def partner(self, column: Column) -> Column | None:
         """Action of the state, and the reverse; None for other columns, and where it is absent."""
         return self.columns.get({ACTION: STATE, STATE: ACTION}.get(column.key, ""))
+
+
+def _copy_rows(whole: object, part: object, rows: np.ndarray) -> None:
+    """Copy each array of an object, with an entry for each episode, to the table rows `rows` of
+    those of `whole`.
+    """
+    for name, values in vars(part).items():
+        if isinstance(values, np.ndarray):
+            getattr(whole, name)[rows] = values
 
 
 @dataclass(frozen=True)
@@ -240,10 +251,10 @@ class ReadRows:
             widths = [int(np.prod(some.features[key].shape)) for key in (ACTION, STATE)]
             if widths[0] == widths[1] <= WIDEST:
                 facts.pairs = PairFacts(len(rows), widths[0])
-        firsts = FrameStride(self.catalog, rows)
+        stride = FrameStride(table.lengths, rows)
         for file in part:
             count = _read_file(
-                some, file, np.flatnonzero(some.episodes.data_file == file), facts, idle, firsts
+                some, file, np.flatnonzero(some.episodes.data_file == file), facts, idle, stride
             )
             facts.rows += count
             facts.files += count > 0
@@ -382,7 +393,7 @@ def _read_file(
                 values = columns[key].reshape(total, -1)
                 if key not in facts.columns:
                     names = _names(catalog, key, values.shape[1])
-                    facts.columns[key] = Column(key, names, catalog, stride)
+                    facts.columns[key] = Column(key, names, catalog.episodes.ids, stride)
                 facts.columns[key].add(placed, values, begins, lengths)
         _digest(columns, keys, placed, begins, lengths, facts, idle)
     return total

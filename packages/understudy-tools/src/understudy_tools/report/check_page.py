@@ -102,7 +102,7 @@ def _findings(findings: list[Finding], root: str) -> Iterator[Block]:
         place = str(finding.place)
         blocks = [
             Block.paragraph(finding.message, ""),
-            Block.paragraph(f"A sound dataset: {RULES[finding.rule]}."),
+            Block.paragraph(f"A sound dataset: {RULES[finding.rule].sound}."),
             Block.paragraph(f"Effect: {effect_of(finding)}."),
         ]
         if finding.fix:

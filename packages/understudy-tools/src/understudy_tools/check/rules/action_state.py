@@ -10,7 +10,7 @@ from understudy_data import Catalog
 from understudy_tools.check.column_facts import LAGS, PairFacts
 from understudy_tools.check.findings import LOOK, Finding, Place, Severity, drop, is_few, undecided
 from understudy_tools.check.row_facts import ACTION, STATE, RowFacts
-from understudy_tools.check.rules.values import FEW, is_gripper
+from understudy_tools.check.rules.values import FEW
 
 RULES = ("values.lag", "values.sign", "values.copy", "values.frozen")
 _LEAST_STILL = 0.4  # seconds of a frozen state
@@ -82,8 +82,7 @@ def _foreign(catalog: Catalog, facts: RowFacts, pairs: PairFacts) -> Iterator[Fi
     moves = np.ones(correlation.shape, bool)
     for column in (action, state):
         moves &= column.range[rows] > _MOVES * np.median(column.range[rows], axis=0)
-    grippers = np.array([is_gripper(state, dim) for dim in range(state.width)])
-    tells = (usual > _FOLLOWS) & ~grippers
+    tells = (usual > _FOLLOWS) & ~state.grippers
     odd = tells & moves & (np.abs(correlation) < _FOREIGN)
     strange = (odd.sum(axis=1) >= 2) & (odd.sum(axis=1) >= 0.25 * (tells & moves).sum(axis=1))
     if tells.sum() < 2:

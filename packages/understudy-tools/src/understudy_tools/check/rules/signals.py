@@ -18,7 +18,7 @@ from understudy_tools.check.findings import (
     undecided,
 )
 from understudy_tools.check.row_facts import ACTION, STATE, RowFacts
-from understudy_tools.check.rules.values import FEW, is_gripper, is_input
+from understudy_tools.check.rules.values import FEW, is_input
 
 _MINORITY = 0.2
 _LEAST_FRAMES = 20
@@ -93,13 +93,12 @@ def _noise(column: Column, rows: np.ndarray) -> Findings:
     other episodes.
     """
     lengths = column.lengths[rows][:, None]
-    grippers = np.array([is_gripper(column, dim) for dim in range(column.width)])
     jerk = column.jerk[rows]
     mean = column.path[rows] / np.maximum(lengths - 1, 1)
     others = np.quantile(jerk, 1 - _MINORITY, axis=0)
     rough = np.divide(jerk, mean, out=np.zeros(jerk.shape), where=mean > 0)
     limit = np.maximum(_ROUGH, _ROUGHER * np.quantile(rough, 1 - _MINORITY, axis=0))
-    odd = _few((jerk > _LOUDER * others) & (rough > limit) & (others > 0) & ~grippers)
+    odd = _few((jerk > _LOUDER * others) & (rough > limit) & (others > 0) & ~column.grippers)
     odd &= column.step[rows] < 30 * mean  # one jump is not noise
     if odd.any():
         row, dim = np.unravel_index(
@@ -116,7 +115,7 @@ def _noise(column: Column, rows: np.ndarray) -> Findings:
     tick = np.where(np.isfinite(tick), tick, 0.0)
     usual = np.quantile(tick, 1 - _MINORITY, axis=0)
     repeated = 1 - changes / np.maximum(lengths - 1, 1)  # coarse steps repeat values at slow places
-    odd = _few((tick > _COARSER * usual) & (tick > _COARSE * step) & (usual > 0) & ~grippers)
+    odd = _few((tick > _COARSER * usual) & (tick > _COARSE * step) & (usual > 0) & ~column.grippers)
     odd &= repeated > np.maximum(_REPEATED, np.median(repeated, axis=0))
     moves = column.range[rows] > 0.3 * np.median(column.range[rows], axis=0)
     odd &= moves
@@ -187,7 +186,7 @@ def _inverted(column: Column, rows: np.ndarray) -> Findings:
     odd = np.zeros((len(rows), column.width), bool)
     strong = True
     for dim in range(column.width):
-        if not (is_gripper(column, dim) and high[dim] > low[dim]):
+        if not (column.grippers[dim] and high[dim] > low[dim]):
             continue
         moves = column.range[rows, dim] > 0.5 * (high[dim] - low[dim])
         sides = [np.sign(table[rows, dim] - middle[dim]) for table in (column.first, column.last)]
@@ -349,7 +348,7 @@ def _between(facts: RowFacts) -> Iterator[tuple[int, int, float]]:
         return
     for dim in range(state.width):
         alike = facts.pairs.correlation[rows, dim]
-        if is_gripper(state, dim) or not np.nanmedian(np.append(alike, 0.0)) > 0.8:
+        if state.grippers[dim] or not np.nanmedian(np.append(alike, 0.0)) > 0.8:
             continue
         shifts, place, other = _deviations(state.mean[rows, dim] - action.mean[rows, dim])
         shift = float(shifts[place])
@@ -368,7 +367,7 @@ def _shifted(facts: RowFacts, column: Column) -> Iterator[tuple[int, int, float]
     for dim in range(column.width):
         extent = column.range[rows, dim]
         usual = float(np.median(extent))
-        if usual <= 0 or is_gripper(column, dim):
+        if usual <= 0 or column.grippers[dim]:
             continue
         tables = [
             _deviations(table[rows, dim])

@@ -166,7 +166,7 @@ def _dead(facts: RowFacts, column: Column, read: np.ndarray) -> Findings:
     for dead, rows in by_dims.items():
         names = column.list_names(dead)
         place = column.place(rows, dead[0])
-        if len(dead) <= 2 and all(is_gripper(column, dim) for dim in dead):
+        if len(dead) <= 2 and column.grippers[list(dead)].all():
             rule = "values.gripper"
             is_certain = True
             message = (
@@ -198,23 +198,6 @@ def _partner_moves(facts: RowFacts, column: Column, rows: list[int], dims: Seque
     return bool((partner.range[rows][:, dims] > 0.1 * partner.spread[list(dims)]).any())
 
 
-def is_gripper(column: Column, dim: int) -> bool:
-    """Whether a dimension is a gripper: by name, or by values at two levels, of which it holds each
-    for long.
-    """
-    name = column.names[dim].lower()
-    if any(word in name for word in ("gripper", "jaw", "claw")):
-        return True
-    values = column.sample[:, dim]
-    low = values.min()
-    high = values.max()
-    if not low < high:
-        return False
-    place = (values - low) / (high - low)
-    ends = (place < 0.1) | (place > 0.9)
-    return bool(ends.mean() > 0.9 and (place < 0.1).mean() > 0.05 and (place > 0.9).mean() > 0.05)
-
-
 def _jumps(column: Column, read: np.ndarray) -> Findings:
     """Single steps far larger than all usual ones of the dimension and than their neighbors, in few
     episodes.
@@ -229,7 +212,7 @@ def _jumps(column: Column, read: np.ndarray) -> Findings:
     large = (column.step > limit) & (column.step > 4 * column.beside) & read[:, None] & (limit > 0)
     for dim in np.flatnonzero(large.any(axis=0)).tolist():
         rows = np.flatnonzero(large[:, dim])
-        if len(rows) > max(1, _MINORITY * read.sum()) or is_gripper(column, dim):
+        if len(rows) > max(1, _MINORITY * read.sum()) or column.grippers[dim]:
             continue
         if all(is_sign_flip(column, row, dim, rotations) for row in rows.tolist()):
             flips += [(dim, row) for row in rows.tolist()]
@@ -301,7 +284,7 @@ def _bounds(column: Column, read: np.ndarray) -> Findings:
     stuck = (share > 0.1) & (column.visits >= 3) & (column.range > 0.2 * spread) & read[:, None]
     stuck &= column.entry > 0.25 * speed
     for dim in np.flatnonzero(stuck.any(axis=0)).tolist():
-        if is_gripper(column, dim):
+        if column.grippers[dim]:
             continue
         rows = np.flatnonzero(stuck[:, dim])
         if len(rows) > max(1, _MINORITY * read.sum()):
@@ -362,7 +345,7 @@ def _units(column: Column, rows: np.ndarray, partner: Column | None) -> Findings
     no known units, the robot moved by more: a note.
     """
     for dim in range(column.width):
-        if is_gripper(column, dim) and "gripper" not in column.names[dim].lower():
+        if column.grippers[dim] and "gripper" not in column.names[dim].lower():
             continue
         magnitude = np.maximum(np.abs(column.low[rows, dim]), np.abs(column.high[rows, dim]))
         extent = column.range[rows, dim]
@@ -509,7 +492,7 @@ def _directions(facts: RowFacts) -> Findings:
         correlation = table[rows]
         least = float(correlation.min())
         usual = float(np.median(correlation))
-        least_usual = 0.5 if is_gripper(state, dim) else 0.8
+        least_usual = 0.5 if state.grippers[dim] else 0.8
         if usual > least_usual and is_few(correlation < -0.5, 0.3):
             message = (
                 f"action and state correlate by {least:.2f}, in the other episodes by {usual:.2f}"
