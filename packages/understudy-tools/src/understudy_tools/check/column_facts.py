@@ -4,12 +4,13 @@ memory.
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Any, overload
+from typing import Annotated, Any, overload
 
 import numpy as np
 
 from understudy_data import storable
 from understudy_tools.check.findings import Place
+from understudy_tools.check.threshold import Threshold
 
 SAMPLE = 1 << 16
 """Rows kept of a dataset for quantiles, evenly spread."""
@@ -443,7 +444,13 @@ FACTS = {name: fact for name, fact in vars(Column).items() if isinstance(fact, F
 
 TURNS = (2 * np.pi, 360.0)
 """A whole turn, in radians and degrees."""
-_UNIT = 0.02  # allowed distance of the mean squared norm of unit quaternions from 1
+_UNIT: Annotated[
+    float,
+    Threshold(
+        "distance of the mean squared norm of a quaternion from 1",
+        fault="joint_jumps_by_two",
+    ),
+] = 0.02
 
 
 def wrapping(column: Column, rows: np.ndarray) -> np.ndarray:
