@@ -51,7 +51,7 @@ def write_rules(page: str) -> str:
         LookupError: the page has no table of rules.
     """
     return _with_rows(
-        page, RULES_HEAD, [f"| `{rule}` | {text} |\n" for rule, text in RULES.items()]
+        page, RULES_HEAD, [f"| `{name}` | {rule.sound} |\n" for name, rule in RULES.items()]
     )
 
 

@@ -21,6 +21,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -39,6 +40,7 @@ from understudy_data.testing.videos import encode_video
 from understudy_data.video.reader import open_video
 from understudy_tools.check.examine import check_dataset
 from understudy_tools.check.findings import Finding, Report
+from understudy_tools.testing.sensors import add_sensor, jittered
 
 TOP = "observation.images.top"
 WRIST = "observation.images.wrist"
@@ -457,7 +459,84 @@ def copy_state(columns: Columns) -> None:
     columns[ACTION][:] = columns[STATE]
 
 
+def all_rows(keys: str | Sequence[str], change: Callable[[np.ndarray], Any]) -> Plant:
+    """Change the values (rows, D) of columns in all episodes."""
+    chosen = (keys,) if isinstance(keys, str) else keys
+    return in_rows(lambda columns: [change(columns[key]) for key in chosen])
+
+
+def make_quaternions(dims: slice) -> Plant:
+    """Make dimensions of action and state quaternions that change little, in all episodes."""
+
+    def change(values: np.ndarray) -> None:
+        values[:, dims] = np.array([1, 0.2, 0.1, 0.05]) + 0.1 * values[:, dims]
+        values[:, dims] /= np.linalg.norm(values[:, dims], axis=1, keepdims=True)
+
+    return all_rows(BOTH, change)
+
+
+def shake(size: float) -> Callable[[np.ndarray], Any]:
+    """Add a number to every second frame."""
+    return put(ALL, lambda values: values + size * (np.arange(len(values)) % 2)[:, None])
+
+
+FORCE = "observation.force"
+
+
+def add_force(change: Callable[[np.ndarray], Any]) -> Plant:
+    """Record forces (rows, 3), and change them."""
+
+    def plant(root: Path) -> None:
+        table = pq.read_table(root / DATA)
+        forces = noise(7, 0.3, len(table), 3)
+        change(forces)
+        kind = pa.list_(pa.float32())
+        pq.write_table(table.append_column(FORCE, pa.array(forces.tolist(), kind)), root / DATA)
+        feature = {"dtype": "float32", "shape": [3], "names": ["x", "y", "z"]}
+        in_json(INFO, lambda info: info["features"].update({FORCE: feature}))(root)
+
+    return plant
+
+
+def add_imu(regular: bool, change: Callable[[dict[int, Any]], Any]) -> Plant:
+    """Record a sensor of two numbers at 100 Hz, or at random times, and change its samples: episode
+    -> times (n,) and values (n, 2).
+    """
+
+    def plant(root: Path) -> None:
+        samples = jittered(LENGTHS, 100, FPS)
+        for number, length in enumerate(LENGTHS):
+            if regular:
+                times = np.arange(0, length / FPS, 0.01)
+                samples[number] = times, noise(number, 1, len(times), 2).astype(np.float32)
+        change(samples)
+        add_sensor(root, samples)
+
+    return plant
+
+
+def pause(number: int, frames: slice) -> Callable[[dict[int, Any]], Any]:
+    """Leave samples of an episode out."""
+    return lambda samples: samples.update(
+        {number: tuple(np.delete(part, frames, axis=0) for part in samples[number])}
+    )
+
+
+def stick(number: int, dim: int) -> Callable[[dict[int, Any]], Any]:
+    """Round the values, which then repeat at times, and hold a dimension of an episode."""
+
+    def change(samples: dict[int, Any]) -> None:
+        for _, values in samples.values():
+            values[:] = np.round(values)
+        samples[number][1][:, dim] = 0
+
+    return change
+
+
 # The faults
+
+NEED_IMAGES = ("images.", "videos.unreadable", "videos.count", "videos.start", "videos.encoding")
+"""Rules that read images or videos, by the begin of their names."""
 
 
 @dataclass(frozen=True)
@@ -474,6 +553,11 @@ class Fault:
     camera: str = ""
     column: str = ""
     split: str = "known"
+
+    @property
+    def depth(self) -> Literal["rows", "sample"]:
+        """Depth of a check that can name the fault."""
+        return "sample" if any(rule.startswith(NEED_IMAGES) for rule in self.rules) else "rows"
 
     def is_named_by(self, finding: Finding, episodes: int = len(LENGTHS)) -> bool:
         """Whether a finding about a dataset of N episodes names this fault."""
@@ -739,6 +823,38 @@ KNOWN_FAULTS: dict[str, Plant] = {
     ),
     "start_half_a_frame_late v3.0 videos.start 4 top": in_places(add(0.5 / FPS, 4, *times_of(TOP))),
     "timestamps_in_milliseconds v2.1 clock.fps 6 -": values(6, "timestamp", scale(1000, ALL)),
+    "joint_jumps_by_two v3.0 values.jump 6 state": values(
+        6, STATE, put(np.s_[25:, 1], lambda v: v[25:, 1] + 2)
+    ),
+    "episode_shakes v3.0 episodes.outlier 4 -": values(4, BOTH, shake(0.4)),
+    "timestamps_in_milliseconds_beside_another_rate v2.1 clock.fps 6 -": several(
+        info(fps=30), values(6, "timestamp", scale(1000, ALL))
+    ),
+    "timestamps_start_later_than_others v3.0 clock.start 9 -": several(
+        in_rows(add(0.2, ALL, "timestamp")), episode(9, add(12.5, ALL, "timestamp"))
+    ),
+    "nearly_black_camera v2.1 images.black 2 wrist": shown(lambda images: images // 64, 2, WRIST),
+    "sensor_pauses v3.0 sensors.gap 3 -": add_imu(True, pause(3, slice(60, 65))),
+    "random_sensor_pauses v3.0 sensors.gap 3 -": add_imu(False, pause(3, slice(60, 160))),
+    "sensor_sticks v3.0 sensors.constant 5 -": add_imu(True, stick(5, 1)),
+    "quaternion_of_another_norm v3.0 values.quaternion 5 -": several(
+        make_quaternions(slice(1, 5)), values(5, BOTH, scale(1.1, np.s_[:, 1:5]))
+    ),
+    "recorded_maximum_is_wrong v3.0 statistics.values - state": in_json(
+        STATS, lambda stats: setitem(stats[STATE]["max"], 0, stats[STATE]["max"][0] + 0.1)
+    ),
+    "dead_joint_in_two_episodes v3.0 values.dead 5 state": several(
+        *(values(episode, STATE, put(np.s_[:, 1], 0.25)) for episode in (5, 7))
+    ),
+    "extreme_values_in_half v3.0 values.outlier 3 action": several(
+        *(values(episode, ACTION, put((30, 1), 1e8)) for episode in range(5))
+    ),
+    "huge_values_of_a_resting_joint v3.0 values.outlier 3 action": several(
+        all_rows(ACTION, put(np.s_[:, 3], 0)),
+        *(values(episode, ACTION, put((30, 3), 1e20)) for episode in range(5)),
+    ),
+    "shock_of_a_force v3.0 values.outlier 4 -": add_force(put((span(4).start + 20, 1), 3000)),
+    "action_never_changes v3.0 values.constant - action": all_rows(ACTION, put(ALL, 0.5)),
     "g1_v30_action_is_the_state g1_v30 values.copy 3 -": episode(3, copy_state),
     "g1_v30_action_late_by_one_frame g1_v30 values.lag 5 -": values(5, ACTION, delay(1)),
     "g1_v30_state_stops_in_the_middle g1_v30 values.frozen 2 -": values(2, STATE, stop(130)),
@@ -981,19 +1097,31 @@ def write_bases(folder: Path) -> dict[str, Path]:
     return bases | {base: data / name for base, name in real.items() if (data / name).is_dir()}
 
 
-def plant(
-    one: Fault, bases: dict[str, Path], folder: Path, images: Literal["rows", "sample"] = "sample"
-) -> Report:
-    """Plant a fault in a copy of its dataset, and check the copy."""
+@contextmanager
+def planted(one: Fault, bases: dict[str, Path], folder: Path) -> Iterator[Path]:
+    """Plant a fault in a copy of its dataset, which is removed afterwards."""
     target = folder / one.name
     shutil.copytree(bases[one.version], target)
     for path in (target, *target.rglob("*")):
         path.chmod(path.stat().st_mode | 0o200)  # real recordings may be read-only
     try:
         one.plant(target)
-        return check_dataset(target, images)
+        yield target
     finally:
         shutil.rmtree(target)
+
+
+def sound_sets(bases: dict[str, Path], folder: Path) -> dict[str, Path]:
+    """Write the sound datasets, and add the generated bases and the recordings: title -> path."""
+    sound = {name: bases[name] for name in GENERATED}
+    for title, write in SOUND.items():
+        sound[title] = folder / title
+        write(sound[title])
+    real = os.environ.get("UNDERSTUDY_TEST_DATA")
+    for path in sorted(Path(real).iterdir()) if real else ():
+        if (path / "meta/info.json").exists():
+            sound[path.name] = path
+    return sound
 
 
 def alarms(report: Report, known: set[str]) -> list[Finding]:
@@ -1024,21 +1152,14 @@ def measure(only: Sequence[str] = ()) -> dict[str, Any]:
         for one in FAULTS:
             if one.version not in bases or (only and one.name not in only):
                 continue
-            report = plant(one, bases, folder)
+            with planted(one, bases, folder) as root:
+                report = check_dataset(root)
             outcome = one.result(report)
             result[f"{one.split}_{outcome}"] += 1
             if outcome != "named":
                 result[outcome].append(one.name)
                 print(f"{one.name}: {outcome}", *report.findings, sep="\n  ", file=sys.stderr)
-        sound = {name: bases[name] for name in GENERATED}
-        for title, write in SOUND.items():
-            sound[title] = folder / title
-            write(sound[title])
-        real = os.environ.get("UNDERSTUDY_TEST_DATA")
-        for path in sorted(Path(real).iterdir()) if real else ():
-            if (path / "meta/info.json").exists():
-                sound[path.name] = path
-        for title, path in sound.items():
+        for title, path in sound_sets(bases, folder).items():
             found_alarms = alarms(check_dataset(path), KNOWN.get(title, set()))
             result["sound"][title] = len(found_alarms)
             result["false_alarms"] += len(found_alarms)

@@ -6,8 +6,6 @@ import json
 import re
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import av
 import numpy as np
@@ -20,12 +18,11 @@ from understudy.train.data.sources import open_source
 from understudy_base import DatasetError, SourceError
 from understudy_base.testing.refusals import refused
 from understudy_data.datasets.format.catalog import Catalog
-from understudy_data.datasets.format.episode_table import EpisodeTable
 from understudy_data.storage.remote_options import RemoteOptions, RetryPolicy
 from understudy_data.testing.datasets import Spec, edit_column, edit_json, write_dataset
 from understudy_data.testing.servers import RangeServer, folder
 from understudy_kit.cli import main
-from understudy_tools.check.column_facts import Column
+from understudy_tools.check.column_facts import Column, FrameStride
 from understudy_tools.check.examine import check_dataset
 from understudy_tools.check.findings import RULES, Finding, Place, list_ids, sort_findings
 
@@ -164,12 +161,7 @@ def test_column_summary_equals_plain_loops() -> None:
     values = rng.integers(0, 4, (70, 3)).astype(np.float32)
     values[20, 1] = np.nan
     of_row = np.array([7, 40, 2, 0, 1, 3])
-    files: Any = None
-    table = EpisodeTable(
-        *np.stack([np.arange(6), of_row, np.cumsum(of_row)]), files, of_row, of_row
-    )
-    catalog: Any = SimpleNamespace(episodes=table, num_frames=53)
-    column = Column("x", ["a", "b", "c"], catalog)
+    column = Column("x", ["a", "b", "c"], np.arange(6), FrameStride(of_row))
     column.add(np.array([4, 0, 2, 1, 5]), values, starts, lengths)
     for row, start, length in zip([4, 0, 2, 1, 5], starts, lengths, strict=True):
         own = values[start : start + length].astype(np.float64)

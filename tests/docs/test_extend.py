@@ -30,7 +30,7 @@ from understudy_kit.config.dataset import DatasetConfig
 from understudy_kit.testing.packages import install
 from understudy_tools.check import examine
 from understudy_tools.check.examine import check_dataset
-from understudy_tools.check.findings import RULES, Finding, Findings, Place
+from understudy_tools.check.findings import RULES, Finding, Findings, Place, Rule
 from understudy_tools.check.row_facts import RowFacts
 from understudy_tools.imports import sources
 from understudy_tools.imports.recording import Recording, Sample, Times, even_times
@@ -56,7 +56,7 @@ def test_a_rule_is_a_line_of_rules_and_a_finding(
             yield Finding("values.even", "warning", "an odd number of rows", Place((episode,)))
 
     write_dataset(tmp_path / "set", Spec(lengths=(6, 9, 4), cameras=(), foreign=False))
-    monkeypatch.setitem(RULES, "values.even", "an episode has an even number of rows")
+    monkeypatch.setitem(RULES, "values.even", Rule("an episode has an even number of rows"))
     monkeypatch.setattr(examine, "check_values", check_values)  # called by `apply_rules`
     (finding,) = check_dataset(tmp_path / "set").findings
     assert (finding.rule, finding.place.episodes) == ("values.even", (1,))

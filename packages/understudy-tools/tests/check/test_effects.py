@@ -2,12 +2,14 @@
 shows its episodes.
 """
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from understudy_data.testing.datasets import Spec, edit_column, edit_json, write_dataset
+from understudy_kit import main
 from understudy_tools.check.contents import format_report
 from understudy_tools.check.effects import complete_fix, effect_of, rank_findings
 from understudy_tools.check.examine import check_dataset
@@ -29,6 +31,11 @@ def test_effects_and_fixes_of_all_rules(severity: str) -> None:
     )
     assert "understudy view /data/set --episodes 4 7" in looked.fix
     assert "--data.exclude-episodes 4 7" in looked.fix
+
+
+def test_command_lists_all_rules(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--rules", "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)) == list(RULES)
 
 
 def test_effects_rank_findings() -> None:

@@ -9,20 +9,18 @@ from typing import Any
 import pytest
 
 import planted_faults as planted
+import thresholds
 from planted_images import UNDECIDED
+from understudy_data import Catalog
 from understudy_kit import main
-from understudy_tools.check.examine import check_dataset
+from understudy_tools.check.examine import check_dataset, examine
 
 KNOWN_FAULTS = [fault for fault in planted.FAULTS if fault.split == "known"]
-NEED_IMAGES = ("images.", "videos.unreadable", "videos.count", "videos.start", "videos.encoding")
-
-
-def _needs_images(fault: Any) -> bool:
-    return any(rule.startswith(NEED_IMAGES) for rule in fault.rules)
+NUMBERS = thresholds.find_numbers()
 
 
 def _is_long(fault: Any) -> bool:
-    return _needs_images(fault) and fault.version.startswith("g")  # a recording of a robot
+    return fault.depth == "sample" and fault.version.startswith("g")  # a recording of a robot
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +38,13 @@ def test_held_faults_are_a_split_of_their_own() -> None:
     assert set(splits) == {"known", "held"}
 
 
+@pytest.mark.parametrize("number", NUMBERS, ids=str)
+def test_number_of_a_rule_is_there_for_planted_faults(number: Any) -> None:
+    assert set(number.origin.fault.split()) <= {fault.name for fault in KNOWN_FAULTS}
+    assert number.origin.fault
+    assert number.origin.meaning
+
+
 @pytest.mark.parametrize(
     "fault",
     [
@@ -52,8 +57,12 @@ def test_held_faults_are_a_split_of_their_own() -> None:
 def test_check_names_the_planted_fault(fault: Any, bases: dict[str, Path], tmp_path: Path) -> None:
     if fault.version not in bases:
         pytest.skip("needs UNDERSTUDY_TEST_DATA")
-    images = "sample" if _needs_images(fault) else "rows"
-    report = planted.plant(fault, bases, tmp_path, images)
+    with planted.planted(fault, bases, tmp_path) as root:
+        report = check_dataset(root, fault.depth)
+        margins = {}
+        if any(fault.name in number.origin.fault.split() for number in NUMBERS):
+            facts = examine(Catalog.open(root), fault.depth)
+            margins = thresholds.measure_fault(NUMBERS, fault, facts)
     if fault.name in UNDECIDED:
         assert fault.result(report) == "undecided"
         return
@@ -64,6 +73,8 @@ def test_check_names_the_planted_fault(fault: Any, bases: dict[str, Path], tmp_p
     assert named.message
     json.dumps(report.to_json(), allow_nan=False)
     assert named.fix or fault.name == "video_of_another_size"
+    print(margins)
+    assert None not in margins.values()  # such a number does not need this fault
 
 
 @pytest.mark.parametrize("version", ["v3.0", "v2.1"])

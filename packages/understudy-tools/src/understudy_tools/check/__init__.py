@@ -1,6 +1,7 @@
 """Checks of a whole dataset (format, rows, clocks, values, statistics, images). Knows no training.
 
 findings        `Finding`, `Report`, the names of all rules, and remedies
+threshold       origin of the numbers by which rules decide
 effects         effects of broken rules on a training, and the remedies of findings that name none
 column_facts    summaries of numeric columns per episode, rotations, and action against state
 row_facts       facts about all rows, from one pass over the data files, and idle frames

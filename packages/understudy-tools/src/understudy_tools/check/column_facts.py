@@ -2,14 +2,15 @@
 memory.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any, overload
 
 import numpy as np
 
-from understudy_data import Catalog, storable
+from understudy_data import storable
 from understudy_tools.check.findings import Place
+from understudy_tools.check.threshold import Threshold
 
 SAMPLE = 1 << 16
 """Rows kept of a dataset for quantiles, evenly spread."""
@@ -21,14 +22,14 @@ class FrameStride:
     `SAMPLE` of them.
 
     Args:
-        catalog: the dataset.
-        rows: int64 (n,), table rows of the episodes that have the numbers 0 to n - 1 here.
+        lengths: int64 (N,), frames of all episodes of the dataset.
+        rows: int64 (n,), table rows of the episodes that have the numbers 0 to n - 1 here; by
+            default all of them.
     """
 
-    def __init__(self, catalog: Catalog, rows: np.ndarray) -> None:
-        lengths = catalog.episodes.lengths
+    def __init__(self, lengths: np.ndarray, rows: np.ndarray | slice = slice(None)) -> None:
         self._firsts = (np.cumsum(lengths) - lengths)[rows]
-        self._stride = max(1, catalog.num_frames // SAMPLE)
+        self._stride = max(1, int(lengths.sum()) // SAMPLE)
 
     def sampled(self, episodes: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return the places of sampled frames in all frames of `episodes`, int64."""
@@ -38,98 +39,297 @@ class FrameStride:
         return np.flatnonzero(number % self._stride == 0)
 
 
-def copy_rows(whole: object, part: object, rows: np.ndarray) -> None:
-    """Copy each array of an object, with an entry for each episode, to the table rows `rows` of
-    those of `whole`.
+class Block:
+    """Rows of n episodes in one column, of which facts are computed. Arrays that several facts need
+    are computed once, when the first of them asks.
+
+    Args:
+        values: float64 (total, D), the rows; those that are not finite become the preceding value
+            of their dimension, or 0.
+        lengths: int64 (n,), rows of each episode, 1 or more.
     """
-    for name, values in vars(part).items():
-        if isinstance(values, np.ndarray):
-            getattr(whole, name)[rows] = values
+
+    def __init__(self, values: np.ndarray, lengths: np.ndarray) -> None:
+        self.lengths = lengths
+        self.begins = np.cumsum(lengths) - lengths
+        finite = np.isfinite(values)
+        self.is_bad: np.ndarray | None = None
+        if not finite.all():
+            self.is_bad = ~finite.all(axis=1)
+            values = self._without_gaps(values, finite)
+        self.values = values
+
+    def _without_gaps(self, values: np.ndarray, finite: np.ndarray) -> np.ndarray:
+        source = np.where(finite, np.arange(len(values))[:, None], -1)
+        source[self.begins] = np.maximum(source[self.begins], self.begins[:, None])
+        source = np.maximum.accumulate(source, axis=0)
+        filled = np.take_along_axis(values, source, axis=0)
+        return np.asarray(np.where(np.isfinite(filled), filled, 0.0))
+
+    def least(self, rows: np.ndarray) -> np.ndarray:
+        """Least entry of each episode (n, ...) of `rows` (total, ...)."""
+        return np.minimum.reduceat(rows, self.begins)
+
+    def most(self, rows: np.ndarray) -> np.ndarray:
+        """Greatest entry of each episode."""
+        return np.maximum.reduceat(rows, self.begins)
+
+    def total(self, rows: np.ndarray) -> np.ndarray:
+        """Sum of each episode in float64; of flags their number."""
+        return np.add.reduceat(rows, self.begins, dtype=np.float64)
+
+    def number(self, flags: np.ndarray | None) -> np.ndarray:
+        """Rows of each episode with a flag, int64 (n,); 0 where `flags` (total,) is None."""
+        if flags is None:
+            return np.zeros(len(self.lengths), np.int64)
+        return np.add.reduceat(flags, self.begins, dtype=np.int64)
+
+    def first(self, flags: np.ndarray | None) -> np.ndarray:
+        """Frame of each episode's first row with a flag, int64 (n,); 0 without one."""
+        if flags is None:
+            return np.zeros(len(self.lengths), np.int64)
+        place = self.least(np.where(flags, np.arange(len(flags)), len(flags)))
+        return np.where(self.number(flags) > 0, place - self.begins, 0)
+
+    @cached_property
+    def episode_of(self) -> np.ndarray:
+        """Number of the episode of each row, int64 (total,)."""
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    @cached_property
+    def low(self) -> np.ndarray:
+        """Least value (n, D)."""
+        return self.least(self.values)
+
+    @cached_property
+    def high(self) -> np.ndarray:
+        """Greatest value (n, D)."""
+        return self.most(self.values)
+
+    @cached_property
+    def mean(self) -> np.ndarray:
+        """Mean value (n, D)."""
+        return self.total(self.values) / self.lengths[:, None]
+
+    @cached_property
+    def differences(self) -> tuple[np.ndarray, np.ndarray]:
+        """Absolute changes from the row before, 0 in the first one, and absolute changes of the
+        changes, 0 in the first two: (total, D) each.
+        """
+        change = np.zeros_like(self.values)
+        np.subtract(self.values[1:], self.values[:-1], out=change[1:])
+        change[self.begins] = 0.0
+        second = np.zeros_like(self.values)
+        np.subtract(change[1:], change[:-1], out=second[1:])
+        for starts in (self.begins, (self.begins + 1)[self.lengths > 1]):
+            second[starts] = 0.0
+        return np.abs(change, out=change), np.abs(second, out=second)
+
+    @property
+    def change(self) -> np.ndarray:
+        """First of the `differences`."""
+        return self.differences[0]
+
+    @cached_property
+    def step(self) -> np.ndarray:
+        """Largest change (n, D)."""
+        return self.most(self.change)
+
+    @cached_property
+    def step_row(self) -> np.ndarray:
+        """First row that reaches the largest change, int64 (n, D)."""
+        reached = self.change == self.step[self.episode_of]
+        number = np.arange(len(self.values))[:, None]
+        return self.least(np.where(reached, number, len(self.values)))
+
+    @cached_property
+    def is_zero(self) -> np.ndarray | None:
+        """Rows whose values are all 0, bool (total,); None without any."""
+        flags = np.asarray(~self.values.any(axis=1))
+        return flags if flags.any() else None
+
+    @cached_property
+    def runs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Rows at the least and at the greatest value; of the one with more rows separate runs, and
+        the mean change that enters them: float64 (n, D) each.
+        """
+        rows = []
+        runs = []
+        entries = []
+        for bound in (self.low, self.high):
+            touches = self.values == bound[self.episode_of]
+            enters = touches.copy()
+            enters[1:] &= ~touches[:-1]
+            enters[self.begins] = touches[self.begins]
+            rows.append(self.total(touches))
+            runs.append(self.total(enters))
+            entries.append(self.total(self.change * enters) / runs[-1])
+        more = rows[1] >= rows[0]
+        return *rows, np.where(more, *runs[::-1]), np.where(more, *entries[::-1])
+
+
+class Fact:
+    """Fact about each episode in a column: an attribute of `Column` that holds an array.
+
+    Args:
+        meaning: a noun phrase with the unit.
+        compute: function of a block, which returns (n, D), or (n,) where `of_dims` is false.
+        absent: value of episodes that were not added; its type is that of the array.
+        of_dims: whether the array is (N, D), not (N,).
+    """
+
+    def __init__(
+        self,
+        meaning: str,
+        compute: Callable[[Block], np.ndarray],
+        absent: float = np.nan,
+        of_dims: bool = True,
+    ) -> None:
+        self.meaning = meaning
+        self.compute = compute
+        self.absent = absent
+        self.of_dims = of_dims
+
+    @overload
+    def __get__(self, column: None, owner: type) -> "Fact": ...
+    @overload
+    def __get__(self, column: object, owner: type) -> np.ndarray: ...
+    def __get__(self, column: object, owner: type) -> Any:
+        return self  # a column has an array of this name, which hides this
+
+    def array(self, episodes: int, dims: int) -> np.ndarray:
+        """Return the array of episodes that were not added."""
+        return np.full((episodes, dims) if self.of_dims else episodes, self.absent)
+
+
+def _spread_of_mean(block: Block) -> np.ndarray:
+    return block.total((block.values - block.mean[block.episode_of]) ** 2)
+
+
+def _jerk(block: Block) -> np.ndarray:
+    return block.total(block.differences[1]) / np.maximum(block.lengths - 2, 1)[:, None]
+
+
+def _beside(block: Block) -> np.ndarray:
+    # the first change of an episode is 0
+    around = np.concatenate([block.change, np.zeros((1, block.change.shape[1]))])
+    return np.minimum(
+        np.take_along_axis(around, block.step_row - 1, axis=0),
+        np.take_along_axis(around, block.step_row + 1, axis=0),
+    )
+
+
+def _zero_edge(block: Block) -> np.ndarray:
+    zero = block.is_zero
+    if zero is None:
+        return np.zeros_like(block.low)
+    return block.most(block.change * np.diff(zero, prepend=zero[:1])[:, None])
 
 
 @storable
 class Column:
-    """Summary of one column of N episodes with D numbers per frame, from their rows in any order.
-
-    Arrays are (N, D) float64 unless stated, and NaN for episodes that were not added.
+    """Summary of one column of N episodes with D numbers per frame, from their rows in any order:
+    an array for each of `FACTS`, under its name.
 
     Args:
         key: key of the column.
         names: names of its dimensions.
-        catalog: the dataset.
-        stride: frames to sample; by default those of all episodes of the catalog.
-
-    Attributes:
-        lengths: int64 (N,), frames of the episodes; 0 where they were not added.
-        low, high, mean, m2: extremes, mean and sum of squared differences to the mean of the finite
-            values.
-        first: value in the first frame.
-        step: largest change between two frames; `step_frame` int64 (N, D) is the frame after it.
-        beside: the smaller one of the changes before and after the largest one; 0 at the ends of an
-            episode.
-        path: sum of the absolute changes.
-        jerk: sum of the absolute second differences of consecutive changes.
-        at_low, at_high: frames at the episode's least and greatest value.
-        visits: separate runs of frames at the greatest or least value, whichever has more frames.
-        last: value in the last frame.
-        tick: smallest change that is not 0; infinite without any. `changes`: frames that differ
-            from the one before.
-        entry: mean change by which the runs of `visits` are entered.
-        zeros: int64 (N,), frames whose values are all 0; `zero_frame` int64 (N,) is the first.
-        zero_edge: largest change between such a frame and another one.
-        bad: int64 (N,), frames with a value that is not finite; `bad_frame` int64 (N,) is the
-            first.
+        ids: int64 (N,), ids of the episodes.
+        stride: frames to sample; None for a summary that others are merged into.
     """
 
+    lengths = Fact("frames of the episode", lambda block: block.lengths, 0, of_dims=False)
+    low = Fact("least finite value", lambda block: block.low)
+    high = Fact("greatest finite value", lambda block: block.high)
+    mean = Fact("mean of the finite values", lambda block: block.mean)
+    m2 = Fact("sum of the squared differences to the mean", _spread_of_mean)
+    first = Fact("value in the first frame", lambda block: block.values[block.begins])
+    last = Fact(
+        "value in the last frame", lambda block: block.values[block.begins + block.lengths - 1]
+    )
+    step = Fact("largest change between two frames", lambda block: block.step)
+    step_frame = Fact(
+        "frame after the largest change", lambda block: block.step_row - block.begins[:, None], 0
+    )
+    beside = Fact(
+        "smaller one of the changes around the largest; 0 at the ends of an episode", _beside
+    )
+    path = Fact("sum of the absolute changes", lambda block: block.total(block.change))
+    jerk = Fact("mean of the absolute second differences of consecutive changes", _jerk)
+    tick = Fact(
+        "smallest change that is not 0; infinite without any",
+        lambda block: block.least(np.where(block.change > 0, block.change, np.inf)),
+    )
+    changes = Fact(
+        "frames that differ from the one before", lambda block: block.total(block.change > 0)
+    )
+    at_low = Fact("frames at the episode's least value", lambda block: block.runs[0])
+    at_high = Fact("frames at the episode's greatest value", lambda block: block.runs[1])
+    visits = Fact(
+        "separate runs of frames at the extreme that has more frames", lambda block: block.runs[2]
+    )
+    entry = Fact(
+        "mean change by which the runs of `visits` are entered", lambda block: block.runs[3]
+    )
+    zeros = Fact(
+        "frames whose values are all 0", lambda block: block.number(block.is_zero), 0, of_dims=False
+    )
+    zero_frame = Fact(
+        "first frame of zeros, 0 without one",
+        lambda block: block.first(block.is_zero),
+        0,
+        of_dims=False,
+    )
+    zero_edge = Fact("largest change between a frame of zeros and another one", _zero_edge)
+    bad = Fact(
+        "frames with a value that is not finite",
+        lambda block: block.number(block.is_bad),
+        0,
+        of_dims=False,
+    )
+    bad_frame = Fact(
+        "first frame with a value that is not finite, 0 without one",
+        lambda block: block.first(block.is_bad),
+        0,
+        of_dims=False,
+    )
+
     def __init__(
-        self, key: str, names: list[str], catalog: Catalog, stride: FrameStride | None = None
+        self, key: str, names: list[str], ids: np.ndarray, stride: FrameStride | None = None
     ) -> None:
         self.key = key
         self.names = names
-        self._catalog = catalog
-        episodes = len(catalog.episodes)
-        self.low, self.high, self.mean, self.m2, self.first, self.last = self._tables(6, episodes)
-        self.step, self.beside, self.path, self.jerk, self.tick, self.changes = self._tables(
-            6, episodes
-        )
-        self.at_low, self.at_high, self.visits, self.entry, self.zero_edge = self._tables(
-            5, episodes
-        )
-        self.step_frame = np.zeros((episodes, len(names)), np.int64)
-        self.lengths, self.bad, self.bad_frame, self.zeros, self.zero_frame = np.zeros(
-            (5, episodes), np.int64
-        )
-        self._stride = stride or FrameStride(catalog, np.arange(episodes))
+        self._ids = ids
+        for name, fact in FACTS.items():
+            vars(self)[name] = fact.array(len(ids), len(names))
+        self._stride = stride
         self._parts: list[tuple[np.ndarray, np.ndarray]] = []
-
-    def _tables(self, count: int, episodes: int) -> np.ndarray:
-        return np.full((count, episodes, len(self.names)), np.nan)
 
     @property
     def width(self) -> int:
         """Numbers per frame, D."""
         return len(self.names)
 
-    @property
+    # Facts about all that was added are computed when a rule asks first.
+
+    @cached_property
     def range(self) -> np.ndarray:
         """Greatest minus least value, (N, D)."""
         return self.high - self.low
 
-    @property
+    @cached_property
     def square(self) -> np.ndarray:
         """Mean of the squares, (N, D)."""
         return self.m2 / np.maximum(self.lengths, 1)[:, None] + self.mean**2
 
-    @property
+    @cached_property
     def std(self) -> np.ndarray:
         """Standard deviation of the population, (N, D)."""
         return np.sqrt(self.m2 / np.maximum(self.lengths, 1)[:, None])
 
     @cached_property
     def sample(self) -> np.ndarray:
-        """Rows evenly spread over the dataset, float64 (S, D); read after all episodes were
-        added.
-        """
+        """Rows evenly spread over the dataset, float64 (S, D)."""
         return np.concatenate([np.zeros((0, self.width)), *(rows for rows, _ in self._parts)])
 
     @cached_property
@@ -144,19 +344,41 @@ class Column:
         """
         return np.asarray(np.quantile(self.sample, [0.005, 0.995], axis=0))
 
-    @property
+    @cached_property
     def spread(self) -> np.ndarray:
         """Distance of the `bounds`, float64 (D,)."""
         return np.asarray(self.bounds[1] - self.bounds[0])
 
+    @cached_property
+    def grippers(self) -> np.ndarray:
+        """Whether each dimension is a gripper, bool (D,): by name, or by values at two levels, of
+        which it holds each for long.
+        """
+        return np.array([self._is_gripper(dim) for dim in range(self.width)], bool)
+
+    def _is_gripper(self, dim: int) -> bool:
+        name = self.names[dim].lower()
+        if any(word in name for word in ("gripper", "jaw", "claw")):
+            return True
+        values = self.sample[:, dim]
+        low = values.min()
+        high = values.max()
+        if not low < high:
+            return False
+        place = (values - low) / (high - low)
+        ends = (place < 0.1) | (place > 0.9)
+        held = min((place < 0.1).mean(), (place > 0.9).mean())
+        return bool(ends.mean() > 0.9 and held > 0.05)
+
     def merge(self, part: "Column", rows: np.ndarray) -> None:
         """Add the episodes of a part of the dataset, which have the table rows `rows`."""
-        copy_rows(self, part, rows)
+        for name in FACTS:
+            getattr(self, name)[rows] = getattr(part, name)
         self._parts += part._parts
 
     def __getstate__(self) -> dict[str, Any]:
         # those of the whole dataset remain
-        return {**vars(self), "_catalog": None, "_stride": None}
+        return {**vars(self), "_ids": None, "_stride": None}
 
     def place(
         self,
@@ -166,7 +388,8 @@ class Column:
     ) -> Place:
         """Place of table rows in this column, or in one of its dimensions."""
         name = "" if dimension is None else self.dimension(dimension)
-        return Place.from_rows(self._catalog, rows, self.key, name, frame=frame)
+        ids = self._ids[np.sort(np.asarray(rows, np.int64))]
+        return Place(tuple(ids.tolist()), self.key, name, frame=frame)
 
     def dimension(self, number: int) -> str:
         """Name of a dimension; "" of the only one."""
@@ -201,116 +424,33 @@ class Column:
     ) -> None:
         ends = starts + lengths
         if (starts[1:] == ends[:-1]).all():
-            block = values[starts[0] : ends[-1]].astype(np.float64)
+            own_rows = values[starts[0] : ends[-1]].astype(np.float64)
         else:
-            block = np.concatenate([values[a:b] for a, b in zip(starts, ends)]).astype(np.float64)
-        begins = np.cumsum(lengths) - lengths
-        block = self._without_gaps(rows, block, begins)
-        low = np.minimum.reduceat(block, begins)
-        high = np.maximum.reduceat(block, begins)
-        episode_of = np.repeat(np.arange(len(rows)), lengths)
+            own_rows = np.concatenate([values[a:b] for a, b in zip(starts, ends)]).astype(
+                np.float64
+            )
+        block = Block(own_rows, lengths)
         with np.errstate(over="ignore", invalid="ignore"):
-            mean = np.add.reduceat(block, begins) / lengths[:, None]
-            self.m2[rows] = np.add.reduceat((block - mean[episode_of]) ** 2, begins)
-            change = np.zeros_like(block)
-            np.subtract(block[1:], block[:-1], out=change[1:])
-            change[begins] = 0.0
-            second = np.zeros_like(block)
-            np.subtract(change[1:], change[:-1], out=second[1:])
-            for starts_of in (begins, (begins + 1)[lengths > 1]):
-                second[starts_of] = 0.0
-            np.abs(change, out=change)
-            np.abs(second, out=second)
-            self.jerk[rows] = np.add.reduceat(second, begins) / np.maximum(lengths - 2, 1)[:, None]
-            self.path[rows] = np.add.reduceat(change, begins)
-        step = np.maximum.reduceat(change, begins)
-        self.low[rows] = low
-        self.high[rows] = high
-        self.mean[rows] = mean
-        self.step[rows] = step
-        self.first[rows] = block[begins]
-        self.last[rows] = block[begins + lengths - 1]
-        self.tick[rows] = np.minimum.reduceat(np.where(change > 0, change, np.inf), begins)
-        self.changes[rows] = np.add.reduceat(change > 0, begins, dtype=np.float64)
-        self.lengths[rows] = lengths
-        self._add_zeros(rows, block, change, begins)
-        self._add_bounds(rows, block, change, begins, episode_of)
-        # The frame of the largest step is only needed where it is large: the first frame that
-        # reaches it.
-        reached = np.where(change == step[episode_of], np.arange(len(block))[:, None], len(block))
-        frame = np.minimum.reduceat(reached, begins)
-        self.step_frame[rows] = frame - begins[:, None]
-        # the first change of an episode is 0
-        around = np.concatenate([change, np.zeros((1, change.shape[1]))])
-        self.beside[rows] = np.minimum(
-            np.take_along_axis(around, frame - 1, axis=0),
-            np.take_along_axis(around, frame + 1, axis=0),
-        )
-        sampled = self._stride.sampled(rows, lengths)
-        self._parts.append((block[sampled], change[sampled]))
-
-    def _without_gaps(self, rows: np.ndarray, block: np.ndarray, begins: np.ndarray) -> np.ndarray:
-        """Count values that are not finite, and replace them by the preceding value of their
-        dimension, or by 0.
-        """
-        finite = np.isfinite(block)
-        if finite.all():
-            return block
-        bad = ~finite.all(axis=1)
-        self.bad[rows], self.bad_frame[rows] = _count(bad, begins)
-        source = np.where(finite, np.arange(len(block))[:, None], -1)
-        source[begins] = np.maximum(source[begins], begins[:, None])
-        source = np.maximum.accumulate(source, axis=0)
-        filled = np.take_along_axis(block, source, axis=0)
-        return np.asarray(np.where(np.isfinite(filled), filled, 0.0))
-
-    def _add_bounds(
-        self,
-        rows: np.ndarray,
-        block: np.ndarray,
-        change: np.ndarray,
-        begins: np.ndarray,
-        episode_of: np.ndarray,
-    ) -> None:
-        """Frames at the extremes, separate visits of the one with more frames, and the mean change
-        that enters it.
-        """
-        sides = []
-        for bound in (self.low[rows], self.high[rows]):
-            touches = block == bound[episode_of]
-            enters = touches.copy()
-            enters[1:] &= ~touches[:-1]
-            enters[begins] = touches[begins]
-            visits = np.add.reduceat(enters, begins, dtype=np.float64)
-            entry = np.add.reduceat(change * enters, begins) / visits
-            sides.append((np.add.reduceat(touches, begins, dtype=np.float64), visits, entry))
-        (self.at_low[rows], *low), (self.at_high[rows], *high) = sides
-        more = self.at_high[rows] >= self.at_low[rows]
-        self.visits[rows], self.entry[rows] = (np.where(more, *pair) for pair in zip(high, low))
-
-    def _add_zeros(
-        self, rows: np.ndarray, block: np.ndarray, change: np.ndarray, begins: np.ndarray
-    ) -> None:
-        """Frames of zeros, and the largest change between one and another frame."""
-        zero = np.asarray(~block.any(axis=1))
-        self.zero_edge[rows] = 0.0
-        if zero.any():
-            self.zeros[rows], self.zero_frame[rows] = _count(zero, begins)
-            edge = np.diff(zero, prepend=zero[:1])
-            self.zero_edge[rows] = np.maximum.reduceat(change * edge[:, None], begins)
+            for name, fact in FACTS.items():
+                getattr(self, name)[rows] = fact.compute(block)
+        if self._stride is not None:
+            sampled = self._stride.sampled(rows, lengths)
+            self._parts.append((block.values[sampled], block.change[sampled]))
 
 
-def _count(flags: np.ndarray, begins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Frames with a flag in each episode int64 (n,), and the first of them."""
-    first = np.where(flags, np.arange(len(flags)), len(flags))
-    return np.add.reduceat(flags.astype(np.int64), begins), np.minimum.reduceat(
-        first, begins
-    ) - begins
+FACTS = {name: fact for name, fact in vars(Column).items() if isinstance(fact, Fact)}
+"""Name -> fact about each episode in a column."""
 
 
 TURNS = (2 * np.pi, 360.0)
 """A whole turn, in radians and degrees."""
-_UNIT = 0.02  # allowed distance of the mean squared norm of unit quaternions from 1
+_UNIT: Annotated[
+    float,
+    Threshold(
+        "distance of the mean squared norm of a quaternion from 1",
+        fault="joint_jumps_by_two",
+    ),
+] = 0.02
 
 
 def wrapping(column: Column, rows: np.ndarray) -> np.ndarray:

@@ -4,10 +4,18 @@ that name none.
 
 from dataclasses import replace
 
-from understudy_tools.check.findings import LOOK, SEVERITIES, Finding, list_ids
+from understudy_tools.check.findings import (
+    LOOK,
+    RULES,
+    SAME,
+    SEVERITIES,
+    STOPS,
+    WEAK,
+    WRONG,
+    Finding,
+    list_ids,
+)
 
-STOPS, WRONG, WEAK, SAME = range(4)
-"""Ranks of effects, worst first."""
 EFFECTS = {
     STOPS: "a training refuses these episodes, or stops there",
     WRONG: "a training runs, and learns wrong pairs or values",
@@ -15,29 +23,6 @@ EFFECTS = {
     SAME: "a training is the same; other readers or people may be misled",
 }
 """Rank -> effect."""
-_STOPS = (
-    "files.missing files.unreadable files.camera rows.count rows.split rows.episode tasks.unknown "
-    "values.finite videos.unreadable videos.count images.decode metadata.unreadable "
-    "metadata.training sensors.file"
-)
-_WRONG = (
-    "clock.order clock.fps clock.gap values.unit values.sign values.offset values.lag "
-    "values.exchanged values.copy values.frozen values.quaternion videos.start images.exchanged "
-    "images.boundary images.shifted images.mirrored images.channels images.torn depth.range "
-    "tasks.listed rows.frame_index sensors.order sensors.episode episodes.range"
-)
-_WEAK = (
-    "episodes.duplicate episodes.idle episodes.outlier episodes.empty values.outlier values.dead "
-    "values.gripper values.jump values.saturation values.noise values.zeros images.black "
-    "images.frozen images.repeated images.duplicate images.rate images.sharpness images.color "
-    "images.moved images.noise images.outlier depth.empty tasks.repeated tasks.none sensors.gap "
-    "sensors.extent sensors.finite sensors.constant clock.jitter"
-)
-_RANK = {
-    **dict.fromkeys(_STOPS.split(), STOPS),
-    **dict.fromkeys(_WRONG.split(), WRONG),
-    **dict.fromkeys(_WEAK.split(), WEAK),
-}
 _OWN = {
     "values.constant": "a training learns this one value for them, and the other dimensions as "
     "without them",
@@ -68,11 +53,19 @@ _FIXES = {
 }
 
 
+def list_rules() -> dict[str, str]:
+    """Return the rules: name -> a sound dataset, and the effect of a broken rule."""
+    return {
+        name: f"{rule.sound}; else {_OWN.get(name, EFFECTS[rule.effect])}"
+        for name, rule in RULES.items()
+    }
+
+
 def rank_of(finding: Finding) -> int:
     """Return the rank of the effect of a finding; no error is harmless, and a note stops
     nothing.
     """
-    rank = _RANK.get(finding.rule, SAME)
+    rank = RULES[finding.rule].effect
     if finding.severity == "error":
         return min(rank, WRONG)
     return max(rank, WRONG) if finding.severity == "warning" else max(rank, WEAK)

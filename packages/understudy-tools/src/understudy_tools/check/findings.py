@@ -19,104 +19,156 @@ from understudy_data import Catalog
 Severity = Literal["error", "warning", "note", "undecided"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
+STOPS, WRONG, WEAK, SAME = range(4)
+"""Ranks of what a broken rule does to a training, worst first (`effects.EFFECTS`)."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule of the check.
+
+    Attributes:
+        sound: a sound dataset, in a clause.
+        effect: rank of a broken rule.
+    """
+
+    sound: str
+    effect: int = SAME
+
+
 RULES = {
-    "metadata.unreadable": "the files of meta/ can be parsed",
-    "metadata.totals": "totals in info.json equal those of the tables",
-    "metadata.splits": "splits in info.json cover the listed episodes",
-    "metadata.names": "a feature has one name per dimension, without repeats",
-    "metadata.features": "info.json declares the five index columns",
-    "metadata.oddity": "metadata needs no guess to be read",
-    "metadata.views": "views can be read, and select episodes of this dataset",
-    "metadata.training": "a training with default settings accepts the features",
-    "files.missing": "each named data and video file exists and is no git LFS pointer",
-    "files.orphan": "each data and video file is named by the tables",
-    "files.unreadable": "each data file can be parsed, with the declared columns, dtypes and "
-    "shapes",
-    "files.columns": "all data files have the same columns, and info.json declares them",
-    "files.camera": "each declared camera has files",
-    "rows.count": "an episode has as many rows as its length",
-    "rows.split": "the rows of an episode are contiguous in one file",
-    "rows.orphan": "each row belongs to a listed episode",
-    "rows.episode": "the column episode_index is the episode's id",
-    "rows.frame_index": "frame_index counts 0, 1, 2, ...",
-    "rows.index": "index counts all frames, and dataset_from_index is its first value",
-    "episodes.ids": "episode ids count 0, 1, 2, ...",
-    "episodes.empty": "an episode has frames",
-    "episodes.range": "dataset_from_index and dataset_to_index enclose length frames, without "
-    "overlap",
-    "episodes.duplicate": "no two episodes have the same rows, or nearly the same",
-    "episodes.idle": "an episode does not rest at its end far longer than the others",
-    "episodes.outlier": "length, path, jerk, idle share and location of an episode resemble the "
-    "others",
-    "tasks.unknown": "each task_index is in the task list",
-    "tasks.unused": "each task has an episode",
-    "tasks.repeated": "task texts differ from each other and are not blank",
-    "tasks.listed": "the tasks listed for an episode are those of its rows",
-    "tasks.none": "each episode has a task",
-    "clock.order": "timestamps rise within an episode",
-    "clock.fps": "timestamps advance by 1/fps",
-    "clock.gap": "no two timestamps are more than 1.5 frames apart",
-    "clock.jitter": "timestamps are multiples of 1/fps",
-    "clock.start": "timestamps start at 0 in each episode",
-    "values.finite": "numbers are finite",
-    "values.outlier": "no value is far outside the range of the others",
-    "values.constant": "a dimension of action or state varies",
-    "values.dead": "a dimension that moves in most episodes moves in each",
-    "values.gripper": "a gripper that opens and closes in most episodes does so in each",
-    "values.jump": "no dimension jumps between two frames where it otherwise moves smoothly",
-    "values.saturation": "a dimension does not stick at a bound that other episodes exceed",
-    "values.unit": "a dimension has one unit in all episodes",
-    "values.sign": "a dimension of action and state moves in the same direction in all episodes",
-    "values.offset": "no dimension of one episode is shifted by a constant",
-    "values.lag": "the delay from action to state is the same in all episodes",
-    "values.exchanged": "dimensions, and the actions of an episode, are not those of others",
-    "values.copy": "the action is not a copy of the state",
-    "values.frozen": "the state changes while the action moves",
-    "values.noise": "no dimension of an episode is noisier or coarser than in the others",
-    "values.zeros": "no rows of zeros are next to other values",
-    "values.quaternion": "quaternions have norm 1 in all episodes",
-    "statistics.missing": "statistics are recorded for action and state",
-    "statistics.shape": "recorded statistics have the shape of their feature",
-    "statistics.values": "recorded statistics equal those of the rows",
-    "statistics.far": "recorded statistics normalize values to about 1: at most 1 % of a dimension "
-    "exceed 20",
-    "statistics.order": "recorded statistics are finite, with min <= quantiles <= max and std >= 0",
-    "statistics.episodes": "statistics recorded per episode equal those of its rows",
-    "statistics.images": "recorded image statistics are in [0, 1] and match sampled images",
-    "videos.unreadable": "each video file can be opened",
-    "videos.count": "a video holds as many frames as its episodes have rows",
-    "videos.start": "from_timestamp is the episode's place in its video",
-    "videos.length": "to_timestamp - from_timestamp is length / fps",
-    "videos.encoding": "codec, size and rate of the videos are those in info.json, and equal in "
-    "all files",
-    "videos.shown": "videos are not to be mirrored, cropped or stretched, which readers do not do",
-    "videos.streams": "a file holds one video stream",
-    "images.decode": "the first and the last image of an episode can be decoded",
-    "images.black": "images are not black",
-    "images.frozen": "images change while the robot moves",
-    "images.repeated": "no image repeats for many frames while the robot moves",
-    "images.exchanged": "images of one camera are not those of another",
-    "images.duplicate": "no two episodes show the same images",
-    "images.boundary": "the scene changes where one episode of a video ends and the next begins",
-    "images.shifted": "motion in the images and in the rows have the same delay in all episodes",
-    "images.mirrored": "images of an episode are not mirrored or rotated",
-    "images.channels": "red and blue of an episode are not exchanged",
-    "images.rate": "no image is shown for several frames throughout an episode",
-    "images.torn": "no image, nor half of it, is of another moment",
-    "images.sharpness": "images of an episode are no more blurred than those of the others",
-    "images.color": "colors of an episode are those of the others",
-    "images.moved": "the pose of a camera is one in all episodes, unless the robot moves it",
-    "images.noise": "images of an episode are no noisier than those of the others",
-    "images.outlier": "images of an episode resemble those of the others",
-    "depth.empty": "depth images hold more than one value",
-    "depth.range": "depth images are within the recorded statistics",
-    "sensors.file": "each file of a sensor exists and can be read",
-    "sensors.episode": "samples of a sensor belong to the episodes, and each episode has some",
-    "sensors.order": "timestamps of a sensor rise within an episode",
-    "sensors.gap": "the clock of a sensor has no gap",
-    "sensors.extent": "samples of a sensor reach from the first to the last frame of their episode",
-    "sensors.finite": "timestamps and values of a sensor are finite",
-    "sensors.constant": "values of a sensor change, in each episode if they do in the others",
+    "metadata.unreadable": Rule("the files of meta/ can be parsed", STOPS),
+    "metadata.totals": Rule("totals in info.json equal those of the tables"),
+    "metadata.splits": Rule("splits in info.json cover the listed episodes"),
+    "metadata.names": Rule("a feature has one name per dimension, without repeats"),
+    "metadata.features": Rule("info.json declares the five index columns"),
+    "metadata.oddity": Rule("metadata needs no guess to be read"),
+    "metadata.views": Rule("views can be read, and select episodes of this dataset"),
+    "metadata.training": Rule("a training with default settings accepts the features", STOPS),
+    "files.missing": Rule("each named data and video file exists and is no git LFS pointer", STOPS),
+    "files.orphan": Rule("each data and video file is named by the tables"),
+    "files.unreadable": Rule(
+        "each data file can be parsed, with the declared columns, dtypes and shapes", STOPS
+    ),
+    "files.columns": Rule("all data files have the same columns, and info.json declares them"),
+    "files.camera": Rule("each declared camera has files", STOPS),
+    "rows.count": Rule("an episode has as many rows as its length", STOPS),
+    "rows.split": Rule("the rows of an episode are contiguous in one file", STOPS),
+    "rows.orphan": Rule("each row belongs to a listed episode"),
+    "rows.episode": Rule("the column episode_index is the episode's id", STOPS),
+    "rows.frame_index": Rule("frame_index counts 0, 1, 2, ...", WRONG),
+    "rows.index": Rule("index counts all frames, and dataset_from_index is its first value"),
+    "episodes.ids": Rule("episode ids count 0, 1, 2, ..."),
+    "episodes.empty": Rule("an episode has frames", WEAK),
+    "episodes.range": Rule(
+        "dataset_from_index and dataset_to_index enclose length frames, without overlap", WRONG
+    ),
+    "episodes.duplicate": Rule("no two episodes have the same rows, or nearly the same", WEAK),
+    "episodes.idle": Rule("an episode does not rest at its end far longer than the others", WEAK),
+    "episodes.outlier": Rule(
+        "length, path, jerk, idle share and location of an episode resemble the others", WEAK
+    ),
+    "tasks.unknown": Rule("each task_index is in the task list", STOPS),
+    "tasks.unused": Rule("each task has an episode"),
+    "tasks.repeated": Rule("task texts differ from each other and are not blank", WEAK),
+    "tasks.listed": Rule("the tasks listed for an episode are those of its rows", WRONG),
+    "tasks.none": Rule("each episode has a task", WEAK),
+    "clock.order": Rule("timestamps rise within an episode", WRONG),
+    "clock.fps": Rule("timestamps advance by 1/fps", WRONG),
+    "clock.gap": Rule("no two timestamps are more than 1.5 frames apart", WRONG),
+    "clock.jitter": Rule("timestamps are multiples of 1/fps", WEAK),
+    "clock.start": Rule("timestamps start at 0 in each episode"),
+    "values.finite": Rule("numbers are finite", STOPS),
+    "values.outlier": Rule("no value is far outside the range of the others", WEAK),
+    "values.constant": Rule("a dimension of action or state varies"),
+    "values.dead": Rule("a dimension that moves in most episodes moves in each", WEAK),
+    "values.gripper": Rule(
+        "a gripper that opens and closes in most episodes does so in each", WEAK
+    ),
+    "values.jump": Rule(
+        "no dimension jumps between two frames where it otherwise moves smoothly", WEAK
+    ),
+    "values.saturation": Rule(
+        "a dimension does not stick at a bound that other episodes exceed", WEAK
+    ),
+    "values.unit": Rule("a dimension has one unit in all episodes", WRONG),
+    "values.sign": Rule(
+        "a dimension of action and state moves in the same direction in all episodes", WRONG
+    ),
+    "values.offset": Rule("no dimension of one episode is shifted by a constant", WRONG),
+    "values.lag": Rule("the delay from action to state is the same in all episodes", WRONG),
+    "values.exchanged": Rule(
+        "dimensions, and the actions of an episode, are not those of others", WRONG
+    ),
+    "values.copy": Rule("the action is not a copy of the state", WRONG),
+    "values.frozen": Rule("the state changes while the action moves", WRONG),
+    "values.noise": Rule(
+        "no dimension of an episode is noisier or coarser than in the others", WEAK
+    ),
+    "values.zeros": Rule("no rows of zeros are next to other values", WEAK),
+    "values.quaternion": Rule("quaternions have norm 1 in all episodes", WRONG),
+    "statistics.missing": Rule("statistics are recorded for action and state"),
+    "statistics.shape": Rule("recorded statistics have the shape of their feature"),
+    "statistics.values": Rule("recorded statistics equal those of the rows"),
+    "statistics.far": Rule(
+        "recorded statistics normalize values to about 1: at most 1 % of a dimension exceed 20"
+    ),
+    "statistics.order": Rule(
+        "recorded statistics are finite, with min <= quantiles <= max and std >= 0"
+    ),
+    "statistics.episodes": Rule("statistics recorded per episode equal those of its rows"),
+    "statistics.images": Rule("recorded image statistics are in [0, 1] and match sampled images"),
+    "videos.unreadable": Rule("each video file can be opened", STOPS),
+    "videos.count": Rule("a video holds as many frames as its episodes have rows", STOPS),
+    "videos.start": Rule("from_timestamp is the episode's place in its video", WRONG),
+    "videos.length": Rule("to_timestamp - from_timestamp is length / fps"),
+    "videos.encoding": Rule(
+        "codec, size and rate of the videos are those in info.json, and equal in all files"
+    ),
+    "videos.shown": Rule(
+        "videos are not to be mirrored, cropped or stretched, which readers do not do"
+    ),
+    "videos.streams": Rule("a file holds one video stream"),
+    "images.decode": Rule("the first and the last image of an episode can be decoded", STOPS),
+    "images.black": Rule("images are not black", WEAK),
+    "images.frozen": Rule("images change while the robot moves", WEAK),
+    "images.repeated": Rule("no image repeats for many frames while the robot moves", WEAK),
+    "images.exchanged": Rule("images of one camera are not those of another", WRONG),
+    "images.duplicate": Rule("no two episodes show the same images", WEAK),
+    "images.boundary": Rule(
+        "the scene changes where one episode of a video ends and the next begins", WRONG
+    ),
+    "images.shifted": Rule(
+        "motion in the images and in the rows have the same delay in all episodes", WRONG
+    ),
+    "images.mirrored": Rule("images of an episode are not mirrored or rotated", WRONG),
+    "images.channels": Rule("red and blue of an episode are not exchanged", WRONG),
+    "images.rate": Rule("no image is shown for several frames throughout an episode", WEAK),
+    "images.torn": Rule("no image, nor half of it, is of another moment", WRONG),
+    "images.sharpness": Rule(
+        "images of an episode are no more blurred than those of the others", WEAK
+    ),
+    "images.color": Rule("colors of an episode are those of the others", WEAK),
+    "images.moved": Rule(
+        "the pose of a camera is one in all episodes, unless the robot moves it", WEAK
+    ),
+    "images.noise": Rule("images of an episode are no noisier than those of the others", WEAK),
+    "images.outlier": Rule("images of an episode resemble those of the others", WEAK),
+    "depth.empty": Rule("depth images hold more than one value", WEAK),
+    "depth.range": Rule("depth images are within the recorded statistics", WRONG),
+    "sensors.file": Rule("each file of a sensor exists and can be read", STOPS),
+    "sensors.episode": Rule(
+        "samples of a sensor belong to the episodes, and each episode has some", WRONG
+    ),
+    "sensors.order": Rule("timestamps of a sensor rise within an episode", WRONG),
+    "sensors.gap": Rule("the clock of a sensor has no gap", WEAK),
+    "sensors.extent": Rule(
+        "samples of a sensor reach from the first to the last frame of their episode", WEAK
+    ),
+    "sensors.finite": Rule("timestamps and values of a sensor are finite", WEAK),
+    "sensors.constant": Rule(
+        "values of a sensor change, in each episode if they do in the others", WEAK
+    ),
 }
 """Name of each rule -> the rule."""
 

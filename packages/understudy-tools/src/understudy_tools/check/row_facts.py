@@ -28,7 +28,7 @@ from understudy_data import (
     storable,
 )
 from understudy_tools import motion
-from understudy_tools.check.column_facts import Column, FrameStride, PairFacts, copy_rows
+from understudy_tools.check.column_facts import Column, FrameStride, PairFacts
 from understudy_tools.motion import Speeds, moves, named_motion, rate_dims
 
 ACTION = "action"
@@ -144,12 +144,19 @@ class RowFacts:
     """
 
     def __init__(self, episodes: int) -> None:
-        self.found, self.stored_id, self.first_index, self.position = np.full(
-            (4, episodes), _UNKNOWN, np.int64
-        )
-        self.late_frame, self.idle, self.idle_end = np.zeros((3, episodes), np.int64)
-        self.is_read, self.is_split, self.is_doubtful = np.zeros((3, episodes), bool)
-        self.index_counts, self.frames_rise, self.frames_count = np.ones((3, episodes), bool)
+        self.is_read = np.zeros(episodes, bool)
+        self.found = np.full(episodes, _UNKNOWN)
+        self.is_split = np.zeros(episodes, bool)
+        self.is_doubtful = np.zeros(episodes, bool)
+        self.stored_id = np.full(episodes, _UNKNOWN)
+        self.first_index = np.full(episodes, _UNKNOWN)
+        self.index_counts = np.ones(episodes, bool)
+        self.position = np.full(episodes, _UNKNOWN)
+        self.frames_rise = np.ones(episodes, bool)
+        self.frames_count = np.ones(episodes, bool)
+        self.late_frame = np.zeros(episodes, np.int64)
+        self.idle = np.zeros(episodes, np.int64)
+        self.idle_end = np.zeros(episodes, np.int64)
         self.time = np.full((episodes, 5), np.nan)
         self.digest = [b""] * episodes
         self.used_tasks: dict[int, set[int]] = {}
@@ -170,7 +177,7 @@ class RowFacts:
         were added.
         """
         part.position[part.is_read] += self.rows
-        copy_rows(self, part, rows)
+        _copy_rows(self, part, rows)
         for row, digest in zip(rows.tolist(), part.digest):
             self.digest[row] = digest
         self.used_tasks |= {int(rows[row]): tasks for row, tasks in part.used_tasks.items()}
@@ -185,10 +192,12 @@ class RowFacts:
             for name, files in added.items():
                 whole.setdefault(name, []).extend(files)
         for key, column in part.columns.items():
-            self.columns.setdefault(key, Column(key, column.names, catalog)).merge(column, rows)
+            if key not in self.columns:
+                self.columns[key] = Column(key, column.names, catalog.episodes.ids)
+            self.columns[key].merge(column, rows)
         if part.pairs is not None:
             self.pairs = self.pairs or PairFacts(len(self.digest), part.pairs.correlation.shape[1])
-            copy_rows(self.pairs, part.pairs, rows)
+            _copy_rows(self.pairs, part.pairs, rows)
         self.thresholds = self.thresholds or part.thresholds
         self.rows += part.rows
         self.files += part.files
@@ -208,6 +217,15 @@ class RowFacts:
     def partner(self, column: Column) -> Column | None:
         """Action of the state, and the reverse; None for other columns, and where it is absent."""
         return self.columns.get({ACTION: STATE, STATE: ACTION}.get(column.key, ""))
+
+
+def _copy_rows(whole: object, part: object, rows: np.ndarray) -> None:
+    """Copy each array of an object, with an entry for each episode, to the table rows `rows` of
+    those of `whole`.
+    """
+    for name, values in vars(part).items():
+        if isinstance(values, np.ndarray):
+            getattr(whole, name)[rows] = values
 
 
 @dataclass(frozen=True)
@@ -233,10 +251,10 @@ class ReadRows:
             widths = [int(np.prod(some.features[key].shape)) for key in (ACTION, STATE)]
             if widths[0] == widths[1] <= WIDEST:
                 facts.pairs = PairFacts(len(rows), widths[0])
-        firsts = FrameStride(self.catalog, rows)
+        stride = FrameStride(table.lengths, rows)
         for file in part:
             count = _read_file(
-                some, file, np.flatnonzero(some.episodes.data_file == file), facts, idle, firsts
+                some, file, np.flatnonzero(some.episodes.data_file == file), facts, idle, stride
             )
             facts.rows += count
             facts.files += count > 0
@@ -373,7 +391,7 @@ def _read_file(
                 values = columns[key].reshape(total, -1)
                 if key not in facts.columns:
                     names = _names(catalog, key, values.shape[1])
-                    facts.columns[key] = Column(key, names, catalog, stride)
+                    facts.columns[key] = Column(key, names, catalog.episodes.ids, stride)
                 facts.columns[key].add(placed, values, begins, lengths)
         _digest(columns, keys, placed, begins, lengths, facts, idle)
     return total

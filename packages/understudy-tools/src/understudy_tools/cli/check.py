@@ -39,6 +39,8 @@ class CheckConfig(WorkersConfig):
     """Another version of the dataset (folder, URL or hub id, of any format): print what differs in
     it, by episode, in place of the findings. The settings of the layout are those of PATH.
     """
+    rules: bool = False
+    """List the rules with what a broken one does to a training, and check nothing."""
     depth: Literal["metadata", "rows", "sample", "all"] = "sample"
     """Files to read: those of meta/; also all rows; also videos and images, a sample spread over
     the episodes, or all of them.
@@ -91,7 +93,7 @@ class CheckConfig(WorkersConfig):
     def problems(self) -> list[str]:
         """List errors in the settings, one line each."""
         problems = []
-        if not self.path:
+        if not (self.path or self.rules):
             problems.append("path: required, the folder or URL of a dataset: understudy check PATH")
         if not self.keep_ranges and (self.chunk_size, self.keep_rule) != (1, "start"):
             problems.append(
@@ -116,8 +118,14 @@ def check(config: CheckConfig) -> int:
     """Print contents and findings; return 1 if one of them is an error."""
     from understudy_data import Catalog, Selection, Workers
     from understudy_tools.check.contents import format_report
+    from understudy_tools.check.effects import list_rules
     from understudy_tools.check.examine import check_dataset
 
+    if config.rules:
+        rules = list_rules()
+        lines = [f"{name}  {text}" for name, text in rules.items()]
+        print(json.dumps(rules) if config.json else "\n".join(lines))
+        return 0
     if is_several(config.path):
         return _check_several(config)
     layout: dict[str, Any] = {name: getattr(config, name) or None for name in LAYOUT}

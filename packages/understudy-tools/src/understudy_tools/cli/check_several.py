@@ -125,7 +125,7 @@ def format_several(report: SeveralReport, address: str, limit: int = 40) -> str:
     width = max((len(rule) for _, rule, *_ in rows), default=0)
     for severity, rule, datasets, findings in rows:
         counts = f"{plural(datasets, 'dataset')}, {plural(findings, 'finding')}"
-        lines.append(f"{severity:<7} {rule:<{width}}  {counts}: {RULES[rule]}")
+        lines.append(f"{severity:<7} {rule:<{width}}  {counts}: {RULES[rule].sound}")
     if wrong := report.wrong:
         lines.append(
             "datasets with errors; `understudy check PATH` of one has all findings, with remedies"

@@ -124,7 +124,7 @@ def _findings(findings: list[Finding], root: str, linked: Sequence[int]) -> Iter
         blocks = [
             Block.paragraph(finding.message, ""),
             Block.links({f"show episode {episode}": f"episode-{episode}" for episode in shown}),
-            Block.paragraph(f"Rule: {RULES[finding.rule]}."),
+            Block.paragraph(f"Rule: {RULES[finding.rule].sound}."),
             Block.paragraph(f"Effect: {effect_of(finding)}."),
         ]
         if finding.fix:

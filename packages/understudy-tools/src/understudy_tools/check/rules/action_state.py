@@ -3,6 +3,7 @@ delay between both.
 """
 
 from collections.abc import Iterator
+from typing import Annotated
 
 import numpy as np
 
@@ -10,16 +11,57 @@ from understudy_data import Catalog
 from understudy_tools.check.column_facts import LAGS, PairFacts
 from understudy_tools.check.findings import LOOK, Finding, Place, Severity, drop, is_few, undecided
 from understudy_tools.check.row_facts import ACTION, STATE, RowFacts
-from understudy_tools.check.rules.values import FEW, is_gripper
+from understudy_tools.check.rules.values import FEW
+from understudy_tools.check.threshold import Threshold
 
 RULES = ("values.lag", "values.sign", "values.copy", "values.frozen")
-_LEAST_STILL = 0.4  # seconds of a frozen state
-_MEANWHILE = 0.15  # share of its range that the action covers meanwhile
-_FOLLOWS = 0.8  # correlation of action and state in nearly all episodes, where a lower one counts
-_FOREIGN = 0.6  # correlation in an episode whose actions are not its own
-_MOVES = 0.3  # share of the usual range from which a dimension moves in an episode
-_LATE = 0.6  # frames by which a delay differs, and by twice as much as any usual one
-_SHARP = 0.04  # correlation by which that two frames from the peak is lower, where the delay shows
+_LEAST_STILL: Annotated[
+    float,
+    Threshold(
+        "seconds for which no dimension of the state changes", fault="state_stops_in_the_middle"
+    ),
+] = 0.4
+_MEANWHILE: Annotated[
+    float,
+    Threshold(
+        "share of its range that the action covers while the state stops",
+        fault="state_stops_in_the_middle",
+    ),
+] = 0.15
+_FOLLOWS: Annotated[
+    float,
+    Threshold(
+        "correlation of action and state in four of five episodes, from which a lower one counts",
+        fault="actions_of_another_episode",
+    ),
+] = 0.8
+_FOREIGN: Annotated[
+    float,
+    Threshold(
+        "correlation of action and state below which an action is of another episode",
+        fault="actions_of_another_episode",
+    ),
+] = 0.6
+_MOVES: Annotated[
+    float,
+    Threshold(
+        "share of the usual range from which a dimension moves in an episode",
+        fault="actions_of_another_episode",
+    ),
+] = 0.3
+_LATE: Annotated[
+    float,
+    Threshold(
+        "frames by which a delay differs from the usual one", fault="action_late_by_one_frame"
+    ),
+] = 0.6
+_SHARP: Annotated[
+    float,
+    Threshold(
+        "correlation by which that two frames from the peak is lower, where motion shows a delay",
+        fault="action_late_by_one_frame",
+    ),
+] = 0.04
 
 
 def check_action_state(catalog: Catalog, facts: RowFacts) -> Iterator[Finding]:
@@ -82,8 +124,7 @@ def _foreign(catalog: Catalog, facts: RowFacts, pairs: PairFacts) -> Iterator[Fi
     moves = np.ones(correlation.shape, bool)
     for column in (action, state):
         moves &= column.range[rows] > _MOVES * np.median(column.range[rows], axis=0)
-    grippers = np.array([is_gripper(state, dim) for dim in range(state.width)])
-    tells = (usual > _FOLLOWS) & ~grippers
+    tells = (usual > _FOLLOWS) & ~state.grippers
     odd = tells & moves & (np.abs(correlation) < _FOREIGN)
     strange = (odd.sum(axis=1) >= 2) & (odd.sum(axis=1) >= 0.25 * (tells & moves).sum(axis=1))
     if tells.sum() < 2:

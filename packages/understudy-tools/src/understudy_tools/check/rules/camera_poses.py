@@ -5,22 +5,43 @@ The measure is the correlation of the fine structure of two images, as they are 
 change of pose.
 """
 
+from typing import Annotated
+
 import numpy as np
 
 from understudy_data import Catalog
 from understudy_tools.check.findings import LOOK, Finding, Findings, Place, undecided
 from understudy_tools.check.image_facts import Clip, ImageFacts
+from understudy_tools.check.threshold import Threshold
 
 ENOUGH = 6
 """Least number of sampled episodes."""
-_MINORITY = 0.25
-_STATIC = 0.35  # correlation in most episodes, from which the camera sees a static scene
-# correlation of the moved scene in that of the others; and after the change of pose in its own
-_LOST = 0.6
-_BACK = 1.3
+_MINORITY: Annotated[
+    float, Threshold("share of the episodes that may show another pose", fault="texture_zoomed")
+] = 0.25
+_STATIC: Annotated[
+    float,
+    Threshold(
+        "correlation of scenes in most episodes, from which a camera sees a static one",
+        fault="texture_zoomed",
+    ),
+] = 0.35
+_LOST = 0.6  # correlation of a moved scene, in that of the others
+_BACK: Annotated[
+    float,
+    Threshold(
+        "correlation after the change of pose, in that before", fault="texture_camera_moved_midway"
+    ),
+] = 1.3
 _ZOOMS = (0.7, 0.75, 0.8, 0.85, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4)
 _TURNS = (-12.0, -9.0, -6.0, -3.0, 3.0, 6.0, 9.0, 12.0)  # degrees
-_LEAST_SHIFT = 0.035  # share of the image: a humanoid sways by less
+_LEAST_SHIFT: Annotated[
+    float,
+    Threshold(
+        "share of the image by which a camera moves; a humanoid sways by less",
+        fault="texture_camera_moved",
+    ),
+] = 0.035
 _FAR = 4  # largest shift is the size divided by this
 _BOX = 12  # pixels of the means that are taken off
 

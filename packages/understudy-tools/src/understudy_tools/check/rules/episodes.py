@@ -1,7 +1,7 @@
 """Rules that compare whole episodes: repeated ones, and a ranking of unusual ones."""
 
 from collections import defaultdict
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -19,10 +19,14 @@ from understudy_tools.check.findings import (
 )
 from understudy_tools.check.row_facts import ACTION, STATE, RowFacts
 from understudy_tools.check.rules.values import FEW
+from understudy_tools.check.threshold import Threshold
 
 ENOUGH = 8
 """Least number of episodes for a ranking."""
-WARN = 8.0
+WARN: Annotated[
+    float,
+    Threshold("robust z of an episode from which it is a warning", fault="episode_of_five_frames"),
+] = 8.0
 NOTE = 5.0
 """Robust z of an episode from which it is a warning, and a note."""
 RANKED = 20
@@ -36,16 +40,39 @@ MEASURES = {
     "ranges",
 }
 """Measure of an episode -> its meaning."""
-_NOISE = 1e-5
-"""Path and jerk below it are rounding of float32, no motion."""
+_NOISE: Annotated[
+    float,
+    Threshold(
+        "path and jerk, in ranges, that are more than rounding of float32", fault="episode_shakes"
+    ),
+] = 1e-5
 _LEAST_SCATTER = {"length": 0.15, "path": 0.15, "jerk": 0.2, "idle share": 0.05, "distance": 0.25}
 _LOGARITHMIC = ("length", "path", "jerk")
-# shares of the range of a dimension by which copies may differ
-_SAME = 0.01
-_SAME_MEAN = 0.002
-_LEAST_MOVING = 3  # dimensions
+_SAME: Annotated[
+    float,
+    Threshold(
+        "share of a dimension's range by which starts and extremes of copies may differ",
+        fault="near_copy_of_an_episode",
+    ),
+] = 0.01
+_SAME_MEAN: Annotated[
+    float,
+    Threshold(
+        "share of a dimension's range by which means of copies may differ",
+        fault="near_copy_of_an_episode",
+    ),
+] = 0.002
+_LEAST_MOVING: Annotated[
+    int,
+    Threshold(
+        "dimensions that move in an episode, of which a copy is no chance",
+        fault="near_copy_of_an_episode",
+    ),
+] = 3
 _NEIGHBORS = 8  # episodes with the next larger mean that each is compared with
-_LONG_REST = 1.5  # seconds
+_LONG_REST: Annotated[
+    float, Threshold("seconds by which a rest at the end exceeds the usual one", fault="idle_tail")
+] = 1.5
 _LEAST_FRAMES = 10  # of an episode whose motion is compared
 
 

@@ -1,5 +1,7 @@
 """Rules of the data files and the places of episodes in them."""
 
+from typing import Annotated
+
 import numpy as np
 
 from understudy_base import DatasetError, plural
@@ -19,6 +21,7 @@ from understudy_tools.check.findings import (
 from understudy_tools.check.image_facts import VideoFacts
 from understudy_tools.check.row_facts import RowFacts
 from understudy_tools.check.rules.pairing import claimed_ids
+from understudy_tools.check.threshold import Threshold
 
 
 def check_files(catalog: Catalog) -> Findings:
@@ -252,11 +255,30 @@ def _index(catalog: Catalog, facts: RowFacts) -> Findings:
     yield Finding("rows.index", severity, message, place, measured, expected, REWRITE)
 
 
-TOLERANCE = 1e-4
-"""Seconds by which LeRobot lets a timestamp differ from a multiple of 1/fps."""
-_RATE = 0.03  # share by which the median step may differ from 1/fps
-_UNLIKE = 0.26  # logarithm of the ratio of two rates from which they are two findings
-_GROSS = 5.0  # times the median size from which an episode has a separate finding
+TOLERANCE: Annotated[
+    float,
+    Threshold(
+        "seconds by which LeRobot lets a timestamp differ from a multiple of 1/fps",
+        fault="timestamps_of_a_hardware_clock",
+    ),
+] = 1e-4
+_RATE: Annotated[
+    float, Threshold("share by which the median step may differ from 1/fps", fault="wrong_fps")
+] = 0.03
+_UNLIKE: Annotated[
+    float,
+    Threshold(
+        "logarithm of the ratio of two rates, from which they are two findings",
+        fault="timestamps_in_milliseconds_beside_another_rate",
+    ),
+] = 0.26
+_GROSS: Annotated[
+    float,
+    Threshold(
+        "times the median size, from which an episode has a finding of its own",
+        fault="timestamps_start_later_than_others",
+    ),
+] = 5.0
 _UNITS = {"milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}
 _CLOCK_FIX = f"frames are paired by number here; for LeRobot: {REWRITE}"
 

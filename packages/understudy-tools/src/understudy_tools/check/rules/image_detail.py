@@ -6,6 +6,7 @@ episodes, and a video with few key frames flickers in all of them.
 """
 
 from collections.abc import Callable
+from typing import Annotated
 
 import numpy as np
 
@@ -21,28 +22,55 @@ from understudy_tools.check.findings import (
 )
 from understudy_tools.check.image_facts import Clip, ImageFacts
 from understudy_tools.check.rules.images import place_clips, split_by
+from understudy_tools.check.threshold import Threshold
 
 ENOUGH = 4
 """Least number of sampled episodes."""
-_MINORITY = 0.25
+_MINORITY: Annotated[
+    float,
+    Threshold("share of the sampled episodes that may differ from the others", fault="v2.1_torn"),
+] = 0.25
 _HELD = range(2, 9)  # frames for which one image may be shown
 _LEAST_TURNS = 6  # changes of the image in the window
-_HELD_CHANGE = 0.3  # change while an image is held, in changes to the next
-_REPEATED = 0.1  # change of a repeated image, in large changes
-# share of fresh images, in that of the others; and of a camera without repeated ones
-_SLOWER = 0.65
+_HELD_CHANGE: Annotated[
+    float,
+    Threshold(
+        "change while an image is held, in changes to the next one", fault="v2.1_every_fourth_image"
+    ),
+] = 0.3
+_REPEATED: Annotated[
+    float,
+    Threshold("change of a repeated image, in large changes", fault="v2.1_every_fourth_image"),
+] = 0.1
+_SLOWER: Annotated[
+    float,
+    Threshold(
+        "share of fresh images, in that of the other episodes", fault="v2.1_every_fourth_image"
+    ),
+] = 0.65
 _ALL_FRESH = 0.8
-_LIVELY = 0.15  # levels of 255
-# excess of a change there and back, in mean changes; and in those of the others
-_TORN = 0.12
-_MORE_TORN = 3.0
-_BLURRED = 0.75  # sharpness, in that of the others
-# logarithm of a channel's share; and in deviations of the others
-_TINT = 0.05
-_MORE_TINT = 3.0
-_PALE = 0.5  # logarithm of the ratio of the distances to gray
+_LIVELY: Annotated[
+    float, Threshold("levels of 255 from which images change", fault="v2.1_torn")
+] = 0.15
+_TORN: Annotated[
+    float, Threshold("excess of a change there and back, in mean changes", fault="v2.1_torn")
+] = 0.12
+_MORE_TORN = 3.0  # excess of a change there and back, in that of the other episodes
+_BLURRED: Annotated[
+    float, Threshold("sharpness, in that of the other episodes", fault="v2.1_blurred")
+] = 0.75
+_TINT: Annotated[
+    float,
+    Threshold(
+        "logarithm of the ratio of a channel's share to the usual one", fault="v2.1_green_tint"
+    ),
+] = 0.05
+_MORE_TINT: Annotated[
+    float, Threshold("deviation of colors, in that of the other episodes", fault="v2.1_green_tint")
+] = 3.0
+_PALE = 0.5  # logarithm of the ratio of the usual distance to gray to that of an episode
 _SCENES = 6  # sampled episodes whose colors are compared
-_LEAST_CHROMA = 4.0  # levels of 255
+_LEAST_CHROMA = 4.0  # levels of 255 between colors and gray, from which a camera sees colors
 
 
 def check_image_detail(catalog: Catalog, facts: ImageFacts) -> Findings:
@@ -214,13 +242,37 @@ def _tints(images: np.ndarray, usual: np.ndarray) -> np.ndarray:
 
 
 _ENOUGH_CHANGED = 6  # sampled episodes
-_LEAST = 4.0  # levels of 255 between the episode and the usual image, in the middle of all pixels
-_UNUSUAL = 2.5  # ratio of this to the other episodes'
-_BACK = 0.5  # ratio that remains after the change is undone
-_WARM = 0.1  # logarithm of red to blue
-_NOISY = 3.0  # ratio of the noise to the usual one
-_LEAST_NOISE = 2.5  # levels of 255
-_SILENT = 0.5  # levels: less is not noise
+_LEAST: Annotated[
+    float,
+    Threshold(
+        "levels of 255 between an episode and the usual image, in the middle of all pixels",
+        fault="camera_is_mirrored",
+    ),
+] = 4.0
+_UNUSUAL: Annotated[
+    float,
+    Threshold(
+        "distance of an episode to the usual image, in that of the other episodes",
+        fault="camera_is_mirrored",
+    ),
+] = 2.5
+_BACK: Annotated[
+    float,
+    Threshold(
+        "distance to the usual image that remains after a change is undone, in that before",
+        fault="camera_is_mirrored",
+    ),
+] = 0.5
+_WARM = 0.1  # logarithm of red to blue, from which a scene is warm or cold
+_NOISY: Annotated[
+    float, Threshold("noise of the images, in the usual one", fault="camera_is_noisy")
+] = 3.0
+_LEAST_NOISE: Annotated[
+    float, Threshold("levels of 255 of noise from which images are noisy", fault="camera_is_noisy")
+] = 2.5
+_SILENT: Annotated[
+    float, Threshold("levels of 255 up to which noise is none", fault="camera_is_noisy")
+] = 0.5
 _FIX = "leave the episode out with --data.exclude-episodes, or correct its video"
 
 _CHANGES: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {

@@ -3,6 +3,7 @@ begin.
 """
 
 from collections import defaultdict
+from typing import Annotated
 
 import numpy as np
 
@@ -21,17 +22,55 @@ from understudy_tools.check.findings import (
 )
 from understudy_tools.check.image_facts import CUT, Clip, Cut, DepthRange, ImageFacts
 from understudy_tools.check.row_facts import ACTION, STATE, RowFacts, runs_of
+from understudy_tools.check.threshold import Threshold
 
-BLACK = 6.0
-"""Brightness, of 255, below which a whole image is black."""
-_STILL = 0.03  # change between images that no motion causes, in levels of 255
-_REPEATS = 6  # images in a row
-_NOISE = 1.5  # levels of 255: coding noise changes an image by less
-_SAME = 0.2  # largest change of a repeated image, as a share of a lively one
-_CATCH_UP = 1.5  # ratio of the change after a camera has hung to the usual one
-_APART = 4.0  # levels of 255 between the usual images of two cameras, to distinguish them
-_CLEAR = 2.5  # ratio of the change at a cut to those next to it
-_STRANGE = 12.0  # robust z of the usual image of an episode
+BLACK: Annotated[
+    float,
+    Threshold(
+        "brightness, in levels of 255, below which a whole image is black",
+        fault="nearly_black_camera",
+    ),
+] = 6.0
+_STILL: Annotated[
+    float,
+    Threshold(
+        "change between images that no motion causes, in levels of 255", fault="frozen_camera"
+    ),
+] = 0.03
+_REPEATS: Annotated[int, Threshold("equal images in a row", fault="camera_hangs_for_a_second")] = 6
+_NOISE: Annotated[
+    float,
+    Threshold(
+        "change of an image by coding noise, in levels of 255", fault="camera_hangs_for_a_second"
+    ),
+] = 1.5
+_SAME: Annotated[
+    float,
+    Threshold(
+        "largest change of a repeated image, in those of a lively one",
+        fault="camera_hangs_for_a_second",
+    ),
+] = 0.2
+_CATCH_UP: Annotated[
+    float,
+    Threshold(
+        "change after a camera has hung, in the usual one", fault="camera_hangs_for_a_second"
+    ),
+] = 1.5
+_APART: Annotated[
+    float,
+    Threshold(
+        "levels of 255 between the usual images of two cameras, to distinguish them",
+        fault="cameras_exchanged",
+    ),
+] = 4.0
+_CLEAR: Annotated[
+    float, Threshold("change at a cut, in those next to it", fault="each_image_one_frame_late")
+] = 2.5
+_STRANGE: Annotated[
+    float,
+    Threshold("robust z of the usual image of an episode", fault="camera_shows_another_scene"),
+] = 12.0
 
 
 def check_images(catalog: Catalog, rows: RowFacts, facts: ImageFacts) -> Findings:

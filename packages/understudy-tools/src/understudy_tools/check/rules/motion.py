@@ -7,6 +7,7 @@ fails in one episode, that one may have the images of another episode.
 """
 
 from itertools import combinations
+from typing import Annotated
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from understudy_tools.check.findings import (
 )
 from understudy_tools.check.image_facts import WINDOW, Clip, ImageFacts
 from understudy_tools.check.rules.images import place_clips
+from understudy_tools.check.threshold import Threshold
 
 LAGS = range(-6, 7)
 """Frames by which the rows may follow the prediction of them from the images."""
@@ -30,24 +32,37 @@ DELAYS = range(-12, 13)
 _COMPONENTS = 24
 _LEAST_CLIPS = 5
 _LEAST_FRAMES = 24
-_FITS = 0.6  # correlation from which a prediction is trusted
-# correlation of motion that shows a delay, and its excess over that at the usual delay
-_FOLLOWS = 0.3
-_GAIN = 0.15
+_FITS = 0.6  # correlation from which a prediction of the rows is trusted
+_FOLLOWS: Annotated[
+    float,
+    Threshold("correlation of motion that shows a delay", fault="v2.1_video_played_backwards"),
+] = 0.3
+_GAIN: Annotated[
+    float,
+    Threshold(
+        "excess of that correlation over the one at the usual delay",
+        fault="v2.1_images_late_by_three",
+    ),
+] = 0.15
 # frames of the means between which motion counts
 _FAST = 3
 _SLOW = 41
 _LONGEST = 7  # lags are at most the frames divided by this
-# correlation of the rows with images that may be foreign, in that of the other clips
-_STRANGE = 0.6
+_STRANGE = 0.6  # correlation of rows with images that may be foreign, in that of the other clips
 _SCENES = 8  # clips of which one may show another scene
 _QUIET = 1.0  # levels of 255 of a change that may be noise
-_MINORITY = 0.25
+_MINORITY = 0.25  # share of the clips that may differ from the others
 _SURE = 0.45  # correlation that shows a delay in the shortest clips
 _SEEN = 3  # frames
-_FAINT = 0.2  # correlation that counts where its delay is the usual one
+_FAINT: Annotated[
+    float,
+    Threshold(
+        "correlation that counts where its delay is the usual one",
+        fault="v2.1_images_late_by_three",
+    ),
+] = 0.2
 _CLEAR = 0.5  # share of the clips whose motion must show a delay
-_SCATTER = 1.5  # frames by which the delays of these may differ
+_SCATTER = 1.5  # frames by which the delays of clips may differ
 _KNOWN = 0.8  # share of the pairs of other episodes whose motion correlates less
 
 

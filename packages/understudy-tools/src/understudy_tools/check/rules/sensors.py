@@ -1,6 +1,7 @@
 """Rules of sensors at their own rates: their files, clocks and values."""
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 
@@ -16,14 +17,32 @@ from understudy_tools.check.findings import (
     restore,
 )
 from understudy_tools.check.sensor_facts import SensorFacts
+from understudy_tools.check.threshold import Threshold
 
 _SORT = "sort the samples of the episode by time, and take out those of equal time"
-# largest ratio of the 99th percentile of the steps to their median, on a regular clock
-_REGULAR = 1.5
-_GAP = 2.5  # steps of a regular clock
-# times the 90th percentile of the steps, on any other clock: 23 times the mean of random ones
-_RARE_GAP = 10.0
-_MOVES = 0.5  # share of still steps below which a dimension moves by itself
+_REGULAR: Annotated[
+    float,
+    Threshold(
+        "99th percentile of the steps, in their median, up to which a clock is regular",
+        fault="sensor_pauses",
+    ),
+] = 1.5
+_GAP: Annotated[
+    float, Threshold("step of a regular clock, in its median", fault="sensor_pauses")
+] = 2.5
+_RARE_GAP: Annotated[
+    float,
+    Threshold(
+        "step of another clock, in the 90th percentile; 23 means of random ones",
+        fault="random_sensor_pauses",
+    ),
+] = 10.0
+_MOVES: Annotated[
+    float,
+    Threshold(
+        "share of still steps below which a dimension moves by itself", fault="sensor_sticks"
+    ),
+] = 0.5
 _FEW = 10  # samples
 
 

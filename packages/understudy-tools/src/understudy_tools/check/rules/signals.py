@@ -4,6 +4,7 @@ zeros, quaternions.
 
 import re
 from collections.abc import Iterator
+from typing import Annotated
 
 import numpy as np
 
@@ -18,26 +19,69 @@ from understudy_tools.check.findings import (
     undecided,
 )
 from understudy_tools.check.row_facts import ACTION, STATE, RowFacts
-from understudy_tools.check.rules.values import FEW, is_gripper, is_input
+from understudy_tools.check.rules.values import FEW, is_input
+from understudy_tools.check.threshold import Threshold
 
-_MINORITY = 0.2
+_MINORITY: Annotated[
+    float,
+    Threshold("share of the episodes that may differ from the others", fault="noise_in_the_state"),
+] = 0.2
 _LEAST_FRAMES = 20
-_LOUDER = 1.8  # mean second difference in those of the others
-# the same relative to the mean change, in those of the others; 1.7 is that of noise
-_ROUGHER = 1.5
-_ROUGH = 0.8
-# least change in those of the others, and in mean changes
-_COARSER = 4.0
-_COARSE = 0.15
+_LOUDER: Annotated[
+    float,
+    Threshold("mean second difference, in that of the other episodes", fault="noise_in_the_state"),
+] = 1.8
+_ROUGHER: Annotated[
+    float,
+    Threshold(
+        "mean second difference in mean changes, in that of the other episodes",
+        fault="noise_in_the_state",
+    ),
+] = 1.5
+_ROUGH: Annotated[
+    float,
+    Threshold(
+        "mean second difference, in mean changes; 1.7 is that of noise", fault="noise_in_the_state"
+    ),
+] = 0.8
+_COARSER: Annotated[
+    float, Threshold("least change, in that of the other episodes", fault="state_in_64_ticks")
+] = 4.0
+_COARSE: Annotated[float, Threshold("least change, in mean changes", fault="state_in_64_ticks")] = (
+    0.15
+)
 _LEAST_CHANGES = 20
-_REPEATED = 0.02  # share of the frames that equal the one before
-_EDGE = 4.0  # usual changes between rows of zeros and others
-_NORM = 0.04  # deviation of a squared norm
+_REPEATED: Annotated[
+    float, Threshold("share of the frames that equal the one before", fault="state_in_64_ticks")
+] = 0.02
+_EDGE: Annotated[
+    float,
+    Threshold(
+        "change between rows of zeros and others, in usual changes", fault="zeros_at_the_start"
+    ),
+] = 4.0
+_NORM: Annotated[
+    float, Threshold("deviation of a squared norm from 1", fault="quaternion_of_another_norm")
+] = 0.04
 _HANDS = 7  # episodes that show the range of a hand
-_HAND = 3  # dimensions that are mirrored together
-_ASIDE = 0.25  # share of the range of a dimension between its mean in an episode and in all others
-_TIGHT = 1.0  # and in the spread of these means
-_AS_WIDE = 1.8  # ratio of the range in an episode to the usual one
+_HAND: Annotated[
+    int, Threshold("dimensions that are mirrored together", fault="g1_v30_hand_inverted")
+] = 3
+_ASIDE: Annotated[
+    float,
+    Threshold(
+        "share of its range between the mean of a dimension in an episode and all others",
+        fault="g1_v30_hand_inverted",
+    ),
+] = 0.25
+_TIGHT: Annotated[
+    float,
+    Threshold("the same distance, in the spread of the other means", fault="g1_v30_hand_inverted"),
+] = 1.0
+_AS_WIDE: Annotated[
+    float,
+    Threshold("ratio of the range in an episode to the usual one", fault="g1_v30_hand_inverted"),
+] = 1.8
 _QUATERNION = re.compile(r"(^|[^a-z])(q[wxyz]|quat[a-z]*)([^a-z]|$)")
 
 
@@ -93,13 +137,12 @@ def _noise(column: Column, rows: np.ndarray) -> Findings:
     other episodes.
     """
     lengths = column.lengths[rows][:, None]
-    grippers = np.array([is_gripper(column, dim) for dim in range(column.width)])
     jerk = column.jerk[rows]
     mean = column.path[rows] / np.maximum(lengths - 1, 1)
     others = np.quantile(jerk, 1 - _MINORITY, axis=0)
     rough = np.divide(jerk, mean, out=np.zeros(jerk.shape), where=mean > 0)
     limit = np.maximum(_ROUGH, _ROUGHER * np.quantile(rough, 1 - _MINORITY, axis=0))
-    odd = _few((jerk > _LOUDER * others) & (rough > limit) & (others > 0) & ~grippers)
+    odd = _few((jerk > _LOUDER * others) & (rough > limit) & (others > 0) & ~column.grippers)
     odd &= column.step[rows] < 30 * mean  # one jump is not noise
     if odd.any():
         row, dim = np.unravel_index(
@@ -116,7 +159,7 @@ def _noise(column: Column, rows: np.ndarray) -> Findings:
     tick = np.where(np.isfinite(tick), tick, 0.0)
     usual = np.quantile(tick, 1 - _MINORITY, axis=0)
     repeated = 1 - changes / np.maximum(lengths - 1, 1)  # coarse steps repeat values at slow places
-    odd = _few((tick > _COARSER * usual) & (tick > _COARSE * step) & (usual > 0) & ~grippers)
+    odd = _few((tick > _COARSER * usual) & (tick > _COARSE * step) & (usual > 0) & ~column.grippers)
     odd &= repeated > np.maximum(_REPEATED, np.median(repeated, axis=0))
     moves = column.range[rows] > 0.3 * np.median(column.range[rows], axis=0)
     odd &= moves
@@ -187,7 +230,7 @@ def _inverted(column: Column, rows: np.ndarray) -> Findings:
     odd = np.zeros((len(rows), column.width), bool)
     strong = True
     for dim in range(column.width):
-        if not (is_gripper(column, dim) and high[dim] > low[dim]):
+        if not (column.grippers[dim] and high[dim] > low[dim]):
             continue
         moves = column.range[rows, dim] > 0.5 * (high[dim] - low[dim])
         sides = [np.sign(table[rows, dim] - middle[dim]) for table in (column.first, column.last)]
@@ -282,11 +325,40 @@ def _median_of_others(values: np.ndarray) -> np.ndarray:
 
 _ENOUGH = 8  # episodes
 _LEAST_SHIFTED = 10
-_FAR = 3.0  # times the largest deviation of any other episode
-_FARTHER = 5.0  # the same, where action and state are shifted together
-_AGREE = 0.25  # share of the shift by which its measures may differ
-_LEAST = 0.1  # of the usual range of the dimension
-_SAME_RANGE = 1.5  # ratio to the usual range
+_FAR: Annotated[
+    float,
+    Threshold(
+        "shift of the state from the action, in the largest one of any other episode",
+        fault="encoder_offset_in_one_joint",
+    ),
+] = 3.0
+_FARTHER: Annotated[
+    float,
+    Threshold(
+        "shift of action and state, in the largest one of any other episode",
+        fault="joint_calibrated_anew",
+    ),
+] = 5.0
+_AGREE: Annotated[
+    float,
+    Threshold(
+        "share of a shift by which mean, start and extremes may differ",
+        fault="joint_calibrated_anew",
+    ),
+] = 0.25
+_LEAST: Annotated[
+    float,
+    Threshold(
+        "shift of the state from the action, in the usual range",
+        fault="encoder_offset_in_one_joint",
+    ),
+] = 0.1
+_SAME_RANGE: Annotated[
+    float,
+    Threshold(
+        "ratio of the range in a shifted episode to the usual one", fault="joint_calibrated_anew"
+    ),
+] = 1.5
 _FIX = "add the difference to this dimension, or leave the episode out with --data.exclude-episodes"
 
 
@@ -349,7 +421,7 @@ def _between(facts: RowFacts) -> Iterator[tuple[int, int, float]]:
         return
     for dim in range(state.width):
         alike = facts.pairs.correlation[rows, dim]
-        if is_gripper(state, dim) or not np.nanmedian(np.append(alike, 0.0)) > 0.8:
+        if state.grippers[dim] or not np.nanmedian(np.append(alike, 0.0)) > 0.8:
             continue
         shifts, place, other = _deviations(state.mean[rows, dim] - action.mean[rows, dim])
         shift = float(shifts[place])
@@ -368,7 +440,7 @@ def _shifted(facts: RowFacts, column: Column) -> Iterator[tuple[int, int, float]
     for dim in range(column.width):
         extent = column.range[rows, dim]
         usual = float(np.median(extent))
-        if usual <= 0 or is_gripper(column, dim):
+        if usual <= 0 or column.grippers[dim]:
             continue
         tables = [
             _deviations(table[rows, dim])

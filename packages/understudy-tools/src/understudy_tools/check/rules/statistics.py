@@ -6,6 +6,7 @@ the rows.
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Annotated
 
 import numpy as np
 
@@ -14,13 +15,25 @@ from understudy_data import Catalog, RecordedStatistics
 from understudy_tools.check.column_facts import Column
 from understudy_tools.check.findings import RECOMPUTE, Finding, Findings, Place
 from understudy_tools.check.row_facts import ACTION, STATE, RowFacts
+from understudy_tools.check.threshold import Threshold
 
-_MEAN = 0.02
-_STD = 0.02
-_RANGE = 0.002
-"""Allowed differences: of the mean in standard deviations, of std and of the range as shares of
-themselves.
-"""
+_MEAN: Annotated[
+    float,
+    Threshold(
+        "difference of a recorded mean, in standard deviations; of an episode's, in its range",
+        fault="recorded_statistics_of_another_episode",
+    ),
+] = 0.02
+_STD: Annotated[
+    float, Threshold("difference of a recorded std, in the true one", fault="recorded_std_is_wrong")
+] = 0.02
+_RANGE: Annotated[
+    float,
+    Threshold(
+        "difference of a recorded minimum or maximum, in the true range",
+        fault="recorded_maximum_is_wrong",
+    ),
+] = 0.002
 _MOST_NAMED = 8
 _QUANTILES = ("q01", "q10", "q50", "q90", "q99")
 

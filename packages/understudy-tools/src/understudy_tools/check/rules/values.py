@@ -6,6 +6,7 @@ episodes has it: a gripper that jumps in each episode is a gripper.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Annotated
 
 import numpy as np
 
@@ -22,20 +23,61 @@ from understudy_tools.check.findings import (
     undecided,
 )
 from understudy_tools.check.row_facts import ACTION, STATE, RowFacts
+from understudy_tools.check.threshold import Threshold
 
 FEW = 4
 """Least number of episodes to compare one with the others."""
-_MINORITY = 0.2  # largest share of episodes with a behavior that counts as unusual
-_FAR = 8.0  # half ranges of the central 98 % from which a value is an outlier
-_EXTREME = 1e6  # from here on training refuses it, too (`datasets/stats/norm_heads.py`)
-_LEAST_UNIT = 1e-3  # and it counts in units of at least this
-_HUGE = 1e19
+_MINORITY: Annotated[
+    float,
+    Threshold(
+        "share of the episodes that may show a behavior unlike the others",
+        fault="dead_joint_in_two_episodes",
+    ),
+] = 0.2
+_FAR: Annotated[
+    float,
+    Threshold(
+        "half ranges of the central 98 % from which a value of action or state is an outlier",
+        fault="outlier_in_the_action",
+    ),
+] = 8.0
+_EXTREME: Annotated[
+    float,
+    Threshold("the same, from which a training refuses the value", fault="extreme_values_in_half"),
+] = 1e6
+_LEAST_UNIT: Annotated[
+    float,
+    Threshold("half range in which such a value counts at least", fault="extreme_values_in_half"),
+] = 1e-3
+_HUGE: Annotated[
+    float,
+    Threshold(
+        "magnitude of which the square overflows float32", fault="huge_values_of_a_resting_joint"
+    ),
+] = 1e19
 _COMPARE = ("values.dead", "values.gripper", "values.jump", "values.saturation", "values.unit")
 _DECIDE = (ACTION, STATE)
-_SHOCK = 1000.0  # as `_FAR`, for sensors: forces, currents and accelerations peak at contacts
-# share of the distance of an outlier from the others that one step covers, unlike those next to it
-_GLITCH = 0.25
-_SHORT = 10  # frames of a dataset that may all be equal by chance
+_SHOCK: Annotated[
+    float,
+    Threshold(
+        "as `_FAR`, for sensors: forces, currents and accelerations peak at contacts",
+        fault="shock_of_a_force",
+    ),
+] = 1000.0
+_GLITCH: Annotated[
+    float,
+    Threshold(
+        "share of the distance of an outlier from the others that one step covers",
+        fault="outlier_in_the_action",
+    ),
+] = 0.25
+_SHORT: Annotated[
+    int,
+    Threshold(
+        "frames of a dataset from which a constant column is no chance",
+        fault="action_never_changes",
+    ),
+] = 10
 
 
 def is_input(key: str) -> bool:
@@ -164,7 +206,7 @@ def _dead(facts: RowFacts, column: Column, read: np.ndarray) -> Findings:
     for dead, rows in by_dims.items():
         names = column.list_names(dead)
         place = column.place(rows, dead[0])
-        if len(dead) <= 2 and all(is_gripper(column, dim) for dim in dead):
+        if len(dead) <= 2 and column.grippers[list(dead)].all():
             rule = "values.gripper"
             is_certain = True
             message = (
@@ -196,23 +238,6 @@ def _partner_moves(facts: RowFacts, column: Column, rows: list[int], dims: Seque
     return bool((partner.range[rows][:, dims] > 0.1 * partner.spread[list(dims)]).any())
 
 
-def is_gripper(column: Column, dim: int) -> bool:
-    """Whether a dimension is a gripper: by name, or by values at two levels, of which it holds each
-    for long.
-    """
-    name = column.names[dim].lower()
-    if any(word in name for word in ("gripper", "jaw", "claw")):
-        return True
-    values = column.sample[:, dim]
-    low = values.min()
-    high = values.max()
-    if not low < high:
-        return False
-    place = (values - low) / (high - low)
-    ends = (place < 0.1) | (place > 0.9)
-    return bool(ends.mean() > 0.9 and (place < 0.1).mean() > 0.05 and (place > 0.9).mean() > 0.05)
-
-
 def _jumps(column: Column, read: np.ndarray) -> Findings:
     """Single steps far larger than all usual ones of the dimension and than their neighbors, in few
     episodes.
@@ -227,7 +252,7 @@ def _jumps(column: Column, read: np.ndarray) -> Findings:
     large = (column.step > limit) & (column.step > 4 * column.beside) & read[:, None] & (limit > 0)
     for dim in np.flatnonzero(large.any(axis=0)).tolist():
         rows = np.flatnonzero(large[:, dim])
-        if len(rows) > max(1, _MINORITY * read.sum()) or is_gripper(column, dim):
+        if len(rows) > max(1, _MINORITY * read.sum()) or column.grippers[dim]:
             continue
         if all(is_sign_flip(column, row, dim, rotations) for row in rows.tolist()):
             flips += [(dim, row) for row in rows.tolist()]
@@ -299,7 +324,7 @@ def _bounds(column: Column, read: np.ndarray) -> Findings:
     stuck = (share > 0.1) & (column.visits >= 3) & (column.range > 0.2 * spread) & read[:, None]
     stuck &= column.entry > 0.25 * speed
     for dim in np.flatnonzero(stuck.any(axis=0)).tolist():
-        if is_gripper(column, dim):
+        if column.grippers[dim]:
             continue
         rows = np.flatnonzero(stuck[:, dim])
         if len(rows) > max(1, _MINORITY * read.sum()):
@@ -334,9 +359,24 @@ UNITS = {
     "centimeters and meters": 100.0,
     "counts of 4096 a turn and radians": 651.9,
 }
-_RATIO = 6.0  # least ratio of magnitudes that can be a change of unit
-_ALIKE = 2.5  # ratio within which the shape of a motion is the same in both units
-_AS_FAR = 0.7  # share of the distance of an exchanged dimension from its usual values
+_RATIO: Annotated[
+    float,
+    Threshold("ratio of magnitudes that can be a change of unit", fault="degrees_in_one_joint"),
+] = 6.0
+_ALIKE: Annotated[
+    float,
+    Threshold(
+        "ratio within which the shape of a motion is the same in both units",
+        fault="degrees_in_one_joint",
+    ),
+] = 2.5
+_AS_FAR: Annotated[
+    float,
+    Threshold(
+        "share of the distance of an exchanged dimension from its usual values",
+        fault="joints_exchanged",
+    ),
+] = 0.7
 _UNIT_FIX = "convert the values, or leave the episodes out with --data.exclude-episodes"
 
 
@@ -360,7 +400,7 @@ def _units(column: Column, rows: np.ndarray, partner: Column | None) -> Findings
     no known units, the robot moved by more: a note.
     """
     for dim in range(column.width):
-        if is_gripper(column, dim) and "gripper" not in column.names[dim].lower():
+        if column.grippers[dim] and "gripper" not in column.names[dim].lower():
             continue
         magnitude = np.maximum(np.abs(column.low[rows, dim]), np.abs(column.high[rows, dim]))
         extent = column.range[rows, dim]
@@ -507,7 +547,7 @@ def _directions(facts: RowFacts) -> Findings:
         correlation = table[rows]
         least = float(correlation.min())
         usual = float(np.median(correlation))
-        least_usual = 0.5 if is_gripper(state, dim) else 0.8
+        least_usual = 0.5 if state.grippers[dim] else 0.8
         if usual > least_usual and is_few(correlation < -0.5, 0.3):
             message = (
                 f"action and state correlate by {least:.2f}, in the other episodes by {usual:.2f}"

@@ -4,6 +4,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
@@ -22,13 +23,26 @@ from understudy_tools.check.findings import (
 )
 from understudy_tools.check.image_facts import VideoFacts, frame_times
 from understudy_tools.check.rules.files import TOLERANCE, split_gross
+from understudy_tools.check.threshold import Threshold
 
 EPISODES = "meta/episodes"
-_DRIFT = 0.5  # frames by which a start time may be off before another frame is nearer
+_DRIFT: Annotated[
+    float,
+    Threshold(
+        "frames by which a start time may be off before another frame is nearer",
+        fault="start_off_by_one_frame",
+    ),
+] = 0.5
 _TAILS = 8  # videos with surplus frames that are compared with the next one
 _COMPARED = 4  # frames of them
 _ALIKE = 3.0  # mean difference of equal images of 0 to 255 after encoding
-_JUMP = 0.75  # frames by which the start of the next episode may be off its place
+_JUMP: Annotated[
+    float,
+    Threshold(
+        "frames between the errors of two start times, from which they do not drift",
+        fault="start_off_by_one_frame",
+    ),
+] = 0.75
 
 
 def check_videos(catalog: Catalog, facts: VideoFacts) -> Findings:
