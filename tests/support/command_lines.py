@@ -183,6 +183,12 @@ def fill(name: str, words: Sequence[str], kind: str, whole: bool) -> list[str]:
     return filled
 
 
+@cache
+def known_flags() -> set[str]:
+    """Flags of any program that a text may name."""
+    return own_flags() | foreign_flags() | PROSE
+
+
 def _refusal(
     cls: type, words: list[str], content: dict[str, Any] | None = None, whole: bool = False
 ) -> str:
@@ -453,7 +459,7 @@ def flag_faults(words: list[str], folder: Path = ROOT) -> Iterator[str]:
     words = [part for word in words if (part := _stripped(word))]
     words = [*words[0].split("=", 1), *words[1:]] if words else []
     first = words[0].partition("=")[0].replace("_", "-") if words else ""
-    if not first or first in foreign_flags() | PROSE or re.match(r"--[A-Z]", words[0]):
+    if not first or first in foreign_flags() or first in PROSE or re.match(r"--[A-Z]", words[0]):
         return
     if first in ("--help", "--version", "--debug", "--print-config", "--policy-code"):
         return
@@ -507,11 +513,10 @@ def page_faults(text: str, folder: Path = ROOT) -> list[str]:
 
 def unknown_flags(text: str) -> list[str]:
     """One line for each flag in a text, code or not, that no program has."""
-    known = own_flags() | foreign_flags() | PROSE
     return [
         f"{flag}: a flag of no command"
         for flag in FLAG.findall(text)
-        if flag.replace("_", "-") not in known
+        if flag.replace("_", "-") not in known_flags()
     ]
 
 
@@ -543,15 +548,10 @@ def python_faults(path: Path) -> list[str]:
 
 def python_texts(path: Path) -> Iterator[str]:
     """Texts of a Python file, with `…` in place of the values of formatted ones."""
-    tree = ast.parse(path.read_text())
-    inside = {
-        id(part)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.JoinedStr)
-        for part in ast.walk(node)
-    }
-    for node in ast.walk(tree):
+    inside = set[int]()
+    for node in ast.walk(ast.parse(path.read_text())):  # a text before its parts
         if isinstance(node, ast.JoinedStr):
+            inside |= {id(part) for part in ast.walk(node)}
             yield "".join(
                 str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values
             )
