@@ -1,6 +1,6 @@
 """An arm of seven joints with two cameras: its observations, and its input contract."""
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,11 @@ def states(count: int, seed: int) -> np.ndarray:
 
 def images(camera: str, count: int, seed: int) -> np.ndarray:
     """A scene of the camera's own, a moving object, changing light and noise."""
+    return drawn(camera, count, seed).copy()
+
+
+@lru_cache(maxsize=4)
+def drawn(camera: str, count: int, seed: int) -> np.ndarray:
     scene = np.random.default_rng(len(camera)).integers(0, 255, (6, 8, 3))
     rng = np.random.default_rng(seed)
     found = []
