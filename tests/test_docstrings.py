@@ -158,7 +158,8 @@ class Files:
         if not name.startswith("/") and (path.parent / name) in alike:
             return True
         ends = [other for other in alike if f"/{other.as_posix()}".endswith(f"/{name}")]
-        return len(ends) == 1 or Path(name) in alike or any(top / name in alike for top in self.tops)
+        below_roots = [top / name for top in self.tops if top / name in alike]
+        return len(ends) == 1 or Path(name) in alike or below_roots != []
 
 
 def strange_files(path: Path, tree: ast.Module, files: Files) -> list[str]:
