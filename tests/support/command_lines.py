@@ -69,6 +69,10 @@ LAUNCHERS = {"-m", "--", "srun", "exec", "time", "nohup", "env", "run", "do", "t
 PLACEHOLDER = re.compile(r"[A-Z][A-Z0-9_]*(\.\w+)?|.*[$…<{].*")
 OWN_CODE = re.compile(r"[\w/]+\.py:\w+")
 FLAG = re.compile(r"(?<![\w\-/.'])--(?=[a-z])[\w.-]*\w(?![-\w])")
+MAY_NAME_A_COMMAND = re.compile(
+    r"`[\s\"'frbn\\]*(understudy|make|torchrun|sbatch|python|scripts/|--|\{|\$)|-m understudy "
+)
+"""Without it, a source has no inline code that `text_faults` reads."""
 FOLDERS = ("scripts", "examples", "recipes", "packages", "lab")
 PROSE = {"--name", "--setting", "--policy.hidden"}
 """Flags that stand for any, and of the policy that docs/own_policies.md writes."""
@@ -540,16 +544,19 @@ def python_faults(path: Path) -> list[str]:
     """
     found = list[str]()
     is_ours = "src" in path.parts and {"testing", "understudy-conformance"}.isdisjoint(path.parts)
-    for text in python_texts(path):
+    source = path.read_text()
+    if not MAY_NAME_A_COMMAND.search(source) and not (is_ours and FLAG.search(source)):
+        return found
+    for text in python_texts(source):
         found += [fault for fault in text_faults(text) if is_ours or "understudy" in fault]
         found += unknown_flags(text) if is_ours else []
     return list(dict.fromkeys(found))
 
 
-def python_texts(path: Path) -> Iterator[str]:
-    """Texts of a Python file, with `…` in place of the values of formatted ones."""
+def python_texts(source: str) -> Iterator[str]:
+    """Texts of the source of a Python file, with `…` in place of the values of formatted ones."""
     inside = set[int]()
-    for node in ast.walk(ast.parse(path.read_text())):  # a text before its parts
+    for node in ast.walk(ast.parse(source)):  # a text before its parts
         if isinstance(node, ast.JoinedStr):
             inside |= {id(part) for part in ast.walk(node)}
             yield "".join(

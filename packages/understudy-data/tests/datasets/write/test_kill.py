@@ -130,8 +130,8 @@ def test_kill_there_are_as_many_points_as_file_operations(
     assert files(killed[-1]) == files(whole)
 
 
-@pytest.mark.short("3")
-@pytest.mark.parametrize("every", [3, 1])
+@pytest.mark.short("5")
+@pytest.mark.parametrize("every", [5, 1])
 def test_kill_every_point_opens_with_what_was_saved_and_goes_on(
     every: int,
     kill: Callable[[int], list[Path]],
