@@ -3,6 +3,7 @@ present.
 """
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+gc.disable()  # until all tests are collected: their objects stay until the end
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # never the user's own cache
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="understudy-tests-")
@@ -88,6 +90,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     unknown = [test for test, is_there in short.items() if not is_there]
     if unknown and items[0].config.option.markexpr == "not long":
         raise pytest.UsageError(f"no parameters of the marker `short`: {', '.join(unknown)}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Leave modules and tests, millions of objects, out of each search for garbage: a training run
+    begins with one.
+    """
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

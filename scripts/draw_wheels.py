@@ -110,8 +110,8 @@ def folder(wheel: str) -> str:
     return "understudy-" + wheel.replace("_", "-")
 
 
-def draw() -> str:
-    """Return the picture."""
+def draw(sizes: dict[str, int]) -> str:
+    """Return the picture, with the tokens of each distribution."""
     seams = names_by_seam(find_crossings(find_modules()))
     rows = {wheel: number for number, wheel in enumerate(PERSONS)}
     tops = {wheel: TOP + ROW * number for wheel, number in rows.items()}
@@ -134,7 +134,6 @@ def draw() -> str:
         names = len(seams[wheel, other])
         arrow = draw_names(lines[other], tops[wheel] + OUT, names, COLORS[other])
         parts.append(f'<g id="arrow-{wheel}-{other}">{arrow}</g>')
-    sizes = measure_sizes()
     users = find_torch_users()
     for wheel, top in tops.items():
         box = draw_box(wheel, top, sizes[wheel], wheel in users)
@@ -199,7 +198,7 @@ def draw_notes(bottom: int) -> list[str]:
 
 def main() -> int:
     """Write the picture."""
-    PICTURE.write_text(draw(), encoding="utf-8")
+    PICTURE.write_text(draw(measure_sizes()), encoding="utf-8")
     return 0
 
 

@@ -132,7 +132,7 @@ def names_taken(
                     yield module, ""
                 elif str(node.module) in owners:
                     yield str(node.module), alias.name
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "logging.getLogger":
+        elif isinstance(node, ast.Call) and dotted(node.func) == "logging.getLogger":
             loggers |= set(node.args)
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
@@ -153,12 +153,23 @@ def attribute_taken(
         local: modules by the name that the file gives them.
         owners: all modules.
     """
-    text = ast.unparse(node.value)
+    text = dotted(node.value)
     for name, module in local.items():
         if text == name or text.startswith(f"{name}."):
             source = module + text.removeprefix(name)
             if source in owners and f"{source}.{node.attr}" not in owners:
                 yield source, node.attr
+
+
+def dotted(node: ast.expr) -> str:
+    """Return the text of a name with attributes, "" for any other expression."""
+    attributes = []
+    while isinstance(node, ast.Attribute):
+        attributes.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return ""
+    return ".".join([node.id, *reversed(attributes)])
 
 
 def text_taken(text: str, package: str, owners: dict[str, str]) -> Iterator[tuple[str, str]]:

@@ -31,18 +31,49 @@ Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @cache
-def trees() -> dict[Path, ast.Module]:
-    """Syntax tree of each file, by its path below the root of the repository."""
-    paths = [*ROOT.glob("*.py")]
+def paths() -> list[Path]:
+    """Files of Python, below the root of the repository."""
+    found = [*ROOT.glob("*.py")]
     for folder in FOLDERS:
-        paths += (ROOT / folder).rglob("*.py")
-    return {path.relative_to(ROOT): ast.parse(path.read_text()) for path in paths}
+        found += (ROOT / folder).rglob("*.py")
+    return [path.relative_to(ROOT) for path in found]
+
+
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """Syntax tree of each file of a package, and of others that may name arguments or files."""
+    found = {}
+    for path in paths():
+        text = (ROOT / path).read_text()
+        if "src" in path.parts or "Args:\n" in text or FILE.search(text):
+            found[path] = ast.parse(text)
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_tree_stays() -> Iterator[None]:
+    """Millions of nodes would slow each search for garbage of the tests behind these."""
+    yield
+    trees.cache_clear()
+    documented.cache_clear()
+
+
+@cache
+def documented(tree: ast.Module) -> list[Documented]:
+    """The module, its classes and functions. Expressions, most of a tree, hold none."""
+    found: list[Documented] = []
+    rest: list[ast.AST] = [tree]
+    while rest:
+        node = rest.pop()
+        if isinstance(node, Documented):
+            found.append(node)
+        rest += [part for part in ast.iter_child_nodes(node) if not isinstance(part, ast.expr)]
+    return found
 
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[Documented, str]]:
-    for node in ast.walk(tree):
-        if isinstance(node, Documented):
-            yield node, ast.get_docstring(node) or ""
+    for node in documented(tree):
+        yield node, ast.get_docstring(node) or ""
 
 
 def label(path: Path, node: Documented) -> str:
@@ -57,7 +88,7 @@ def arguments(text: str) -> list[str]:
 
 
 def classes(files: Iterable[ast.Module]) -> dict[str, ast.ClassDef]:
-    nodes = chain.from_iterable(map(ast.walk, files))
+    nodes = chain.from_iterable(map(documented, files))
     return {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
 
 
@@ -101,28 +132,39 @@ def strange_arguments(
 ) -> dict[Documented, list[str]]:
     found = {}
     for node, text in docstrings(tree):
-        strange = [name for name in arguments(text) if name not in parameters(node, known)]
-        if strange or ("Args:\n" in text and not arguments(text)):
+        if "Args:\n" not in text:
+            continue
+        taken = parameters(node, known)
+        strange = [name for name in arguments(text) if name not in taken]
+        if strange or not arguments(text):
             found[node] = strange
     return found
 
 
-def exists(name: str, path: Path, files: Iterable[Path]) -> bool:
-    """Whether `name` is in the folder of a file, the end of one path, or a path from a root."""
-    if not name.startswith("/") and (path.parent / name) in files:
-        return True
-    ends = [other for other in files if f"/{other.as_posix()}".endswith(f"/{name}")]
-    tops = {
-        Path(*other.parts[: other.parts.index("src") + 2])
-        for other in files
-        if "src" in other.parts[:-2]
-    }
-    return len(ends) == 1 or Path(name) in files or any(top / name in files for top in tops)
+class Files:
+    """Paths of files, found by their ends."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self.by_name: dict[str, list[Path]] = {}
+        self.tops: set[Path] = set()
+        for path in paths:
+            self.by_name.setdefault(path.name, []).append(path)
+            if "src" in path.parts[:-2]:
+                self.tops.add(Path(*path.parts[: path.parts.index("src") + 2]))
+
+    def exists(self, name: str, path: Path) -> bool:
+        """Whether `name` is in the folder of a file, the end of one path, or a path from a root."""
+        alike = self.by_name.get(Path(name).name, [])
+        if not name.startswith("/") and (path.parent / name) in alike:
+            return True
+        ends = [other for other in alike if f"/{other.as_posix()}".endswith(f"/{name}")]
+        below_roots = [top / name for top in self.tops if top / name in alike]
+        return len(ends) == 1 or Path(name) in alike or below_roots != []
 
 
-def strange_files(path: Path, tree: ast.Module, files: Iterable[Path]) -> list[str]:
+def strange_files(path: Path, tree: ast.Module, files: Files) -> list[str]:
     named = [name for _, text in docstrings(tree) for name in FILE.findall(text)]
-    return [name for name in named if not exists(name, path, files)]
+    return [name for name in named if not files.exists(name, path)]
 
 
 def test_arguments_of_docstrings_are_parameters() -> None:
@@ -136,9 +178,10 @@ def test_arguments_of_docstrings_are_parameters() -> None:
 
 def test_files_named_in_docstrings_exist() -> None:
     found = set()
+    files = Files(paths())
     for path, tree in trees().items():
         if path.name != Path(__file__).name:
-            found |= {(str(path), name) for name in strange_files(path, tree, trees())}
+            found |= {(str(path), name) for name in strange_files(path, tree, files)}
     assert {(path, name) for path, name in found if name not in NOT_OURS} == set(), "give the path"
     assert {name for _, name in found} == set(NOT_OURS), "no longer named"
 
@@ -165,7 +208,8 @@ def test_the_check_of_arguments_sees_a_wrong_name(
 
 
 def test_the_check_of_files_sees_a_dead_name() -> None:
-    files = [Path("packages/a/src/understudy") / name for name in ("a/x.py", "b/x.py", "b/y.py")]
+    folder = Path("packages/a/src/understudy")
+    files = Files(folder / name for name in ("a/x.py", "b/x.py", "b/y.py"))
     tree = ast.parse("'''x.py, b/x.py, `y.py`, z.py, c/y.py, but not *.py and https://a.b/z.py.'''")
     assert strange_files(Path("tests/test_a.py"), tree, files) == ["x.py", "z.py", "c/y.py"]
-    assert strange_files(files[0], tree, files) == ["z.py", "c/y.py"]
+    assert strange_files(folder / "a/x.py", tree, files) == ["z.py", "c/y.py"]

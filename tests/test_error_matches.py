@@ -63,7 +63,7 @@ def _matched(node: ast.AST) -> Iterator[ast.AST]:
     `"words" in str(error.value)`.
     """
     if isinstance(node, ast.Call):
-        name = ast.unparse(node.func).rpartition(".")[2]
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
         if name in {"raises", "warns"}:
             yield from (keyword.value for keyword in node.keywords if keyword.arg == "match")
         if name in TOOLS:
@@ -102,7 +102,9 @@ def test_no_error_is_matched_by_a_sentence(folder: Path) -> None:
     for path in sorted(folder.rglob("*.py")):
         if path == Path(__file__):  # it quotes them
             continue
-        for line, words in sorted(sentences(path.read_text()).items()):
+        text = path.read_text()
+        matched = sentences(text) if TRACE.search(text) else {}
+        for line, words in sorted(matched.items()):
             found.append(f"{path.relative_to(ROOT)}:{line}: {words!r}")
     assert found == [], "match types, fields and values instead"
 

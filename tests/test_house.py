@@ -5,6 +5,7 @@ module.
 import ast
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -132,6 +133,13 @@ def modules(tree: ast.AST) -> set[str]:
 def trees() -> dict[str, ast.Module]:
     """Syntax tree of each module. Collecting the tests of this file parses nothing."""
     return {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_tree_stays() -> Iterator[None]:
+    """Millions of nodes would slow each search for garbage of the tests behind these."""
+    yield
+    trees.cache_clear()
 
 
 @cache

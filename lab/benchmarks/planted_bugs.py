@@ -166,8 +166,8 @@ BUGS = (
     Bug(
         "edit: the first image of a cut episode",
         "packages/understudy-data/src/understudy_data/datasets/read/clips.py",
-        "first + start, first + stop, name)",
-        "first + start + 1, first + stop + 1, name)",
+        "first + np.arange(start, stop), name)",
+        "first + 1 + np.arange(start, stop), name)",
         (f"{TOOLS}/tests/edit",),
     ),
     Bug(
@@ -187,8 +187,8 @@ BUGS = (
     Bug(
         "export: the quantiles of another format",
         "packages/understudy-zoo/src/understudy_zoo/pi05/export.py",
-        "np.maximum(2 * spread - OPENPI_EPS, 0)",
-        "np.maximum(spread - OPENPI_EPS, 0)",
+        "np.maximum(2 * spread - StoredNormalization.OPENPI_EPS, 0)",
+        "np.maximum(spread - StoredNormalization.OPENPI_EPS, 0)",
         ("packages/understudy-zoo/tests/policies",),
     ),
     Bug(

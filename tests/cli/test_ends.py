@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -78,9 +79,23 @@ def environment(tmp_path: Path, **more: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path, "TMPDIR": str(tmp_path / "temporary"), **more}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+"""Each instant of `QUICK` has one of them in turn; the other one is long."""
+
+
 @pytest.mark.parametrize(
-    ("name", "instant"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.long) for case in SLOW)]
+    ("name", "instant", "number"),
+    [
+        *((*case, SIGNALS[place % 2]) for place, case in enumerate(QUICK)),
+        *(
+            pytest.param(*case, SIGNALS[1 - place % 2], marks=pytest.mark.long)
+            for place, case in enumerate(QUICK)
+        ),
+        *(
+            pytest.param(*case, number, marks=pytest.mark.long)
+            for case, number in product(SLOW, SIGNALS)
+        ),
+    ],
 )
 def test_a_signal_ends_a_command_with_one_line_and_leaves_nothing(
     name: str, instant: str, number: signal.Signals, data: Path, tmp_path: Path
@@ -109,8 +124,11 @@ def test_a_signal_ends_a_command_with_one_line_and_leaves_nothing(
     assert children() == []
 
 
+@pytest.mark.short("check")
 @pytest.mark.parametrize(
-    "words", [["--help"], ["check", "DATA"], ["order", "explain", "DATA", "--batch-size", "8"]]
+    "words",
+    [["--help"], ["check", "DATA"], ["order", "explain", "DATA", "--batch-size", "8"]],
+    ids=lambda words: words[0],
 )
 def test_a_command_without_a_reader_fails_without_words(words: list[str], data: Path) -> None:
     command = [

@@ -10,6 +10,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +61,8 @@ def doubles(recording: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(autouse=True)
-def no_state_of_accelerate() -> Iterator[None]:
+@contextmanager
+def without_state_of_accelerate() -> Iterator[None]:
     """Reset Accelerate's state, which lives in the process, before and after."""
     if importlib.util.find_spec("accelerate") is None:
         yield
@@ -70,6 +72,12 @@ def no_state_of_accelerate() -> Iterator[None]:
     AcceleratorState._reset_state(True)
     yield
     AcceleratorState._reset_state(True)
+
+
+@pytest.fixture(autouse=True)
+def no_state_of_accelerate() -> Iterator[None]:
+    with without_state_of_accelerate():
+        yield
 
 
 def run(name: str, *arguments: object) -> None:
@@ -126,18 +134,22 @@ def test_streaming_runs_on_its_own_recording(
 
 
 def stream(processes: int, root: Path, output: Path, *words: object) -> list[float]:
-    """Run streaming.py in one or two processes; return the loss of each of its lines."""
+    """Run streaming.py in this process or in two others; return the loss of each of its lines."""
     pytest.importorskip("accelerate")
-    launch = []
-    if processes == 2:
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     options = [*SMALL, "--root", root, "--output-dir", output, *words]
-    command = [sys.executable, *launch, str(FOLDER / "streaming.py"), *map(str, options)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert f"({processes} processes" in done.stdout
-    return [float(loss) for loss in re.findall(r"loss ([\d.]+)", done.stdout)]
+    if processes == 1:
+        with without_state_of_accelerate(), redirect_stdout(StringIO()) as shown:
+            run("streaming", *options)
+        printed = shown.getvalue()
+    else:
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        command = [sys.executable, *launch, str(FOLDER / "streaming.py"), *map(str, options)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        printed = done.stdout
+    assert f"({processes} processes" in printed
+    return [float(loss) for loss in re.findall(r"loss ([\d.]+)", printed)]
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -146,23 +158,27 @@ def read(path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def streamed(recording: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Checkpoints of 5 steps, by the number of processes."""
-    folders = {count: tmp_path_factory.mktemp("streamed") / "run" for count in (1, 2)}
-    for count, folder in folders.items():
-        stream(count, recording, folder, "--steps", 5)
-    return folders
+def streamed(recording: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of 5 steps in one process."""
+    folder = tmp_path_factory.mktemp("streamed") / "run"
+    stream(1, recording, folder, "--steps", 5)
+    return folder
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_streaming_resumes_to_the_bit(
-    processes: int, recording: Path, streamed: dict[int, Path], tmp_path: Path
-) -> None:
-    whole = streamed[processes]
+@pytest.fixture(scope="module")
+def streamed_by_two(recording: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of 5 steps in two processes."""
+    folder = tmp_path_factory.mktemp("streamed") / "two"
+    stream(2, recording, folder, "--steps", 5)
+    return folder
+
+
+def check_resume(processes: int, recording: Path, whole: Path, folder: Path) -> None:
+    """A run that resumes at step 3 of a whole one computes the same bits."""
     assert {path.name for path in whole.iterdir()} == {"3.pt", "5.pt", "policy.pt"}
-    stream(processes, recording, tmp_path, "--steps", 5, "--resume-from", whole / "3.pt")
+    stream(processes, recording, folder, "--steps", 5, "--resume-from", whole / "3.pt")
     one = read(whole / "5.pt")
-    two = read(tmp_path / "5.pt")
+    two = read(folder / "5.pt")
     assert one["loader"] == two["loader"]
     assert one["loader"]["position"] == 5 * 8
     assert one["model"].keys() == two["model"].keys()
@@ -170,17 +186,31 @@ def test_streaming_resumes_to_the_bit(
         assert torch.equal(weight, two["model"][name]), name
 
 
-def test_streaming_computes_the_same_in_two_processes(streamed: dict[int, Path]) -> None:
-    one, two = (read(streamed[count] / "5.pt") for count in (1, 2))
+def test_streaming_resumes_to_the_bit(recording: Path, streamed: Path, tmp_path: Path) -> None:
+    check_resume(1, recording, streamed, tmp_path)
+
+
+@pytest.mark.long
+def test_streaming_in_two_processes_resumes_to_the_bit(
+    recording: Path, streamed_by_two: Path, tmp_path: Path
+) -> None:
+    check_resume(2, recording, streamed_by_two, tmp_path)
+
+
+@pytest.mark.long
+def test_streaming_computes_the_same_in_two_processes(
+    streamed: Path, streamed_by_two: Path
+) -> None:
+    one, two = (read(folder / "5.pt") for folder in (streamed, streamed_by_two))
     assert one["loader"] == two["loader"]
     for name, weight in one["model"].items():
         torch.testing.assert_close(weight, two["model"][name], atol=2e-2, rtol=0)
 
 
-def test_streaming_leaves_a_policy_that_acts(recording: Path, streamed: dict[int, Path]) -> None:
+def test_streaming_leaves_a_policy_that_acts(recording: Path, streamed: Path) -> None:
     act = runpy.run_path(str(FOLDER / "small_act.py"))["SmallACT"]
-    policy = act.load(streamed[1] / "policy.pt")
-    weights = read(streamed[1] / "5.pt")["model"]
+    policy = act.load(streamed / "policy.pt")
+    weights = read(streamed / "5.pt")["model"]
     assert all(torch.equal(value, weights[name]) for name, value in policy.state_dict().items())
     with Loader(recording, batch_size=4, seed=1) as loader, torch.no_grad():
         actions = policy(next(loader))
@@ -195,9 +225,7 @@ def test_streaming_learns(recording: Path, tmp_path: Path) -> None:
     assert (tmp_path / "40.pt").exists()
 
 
-def test_sbatch_continues_on_two_nodes(
-    recording: Path, streamed: dict[int, Path], tmp_path: Path
-) -> None:
+def test_sbatch_continues_on_two_nodes(recording: Path, streamed: Path, tmp_path: Path) -> None:
     """`srun` is a script that starts one task for each of two nodes of this host."""
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -210,7 +238,7 @@ def test_sbatch_continues_on_two_nodes(
         program.chmod(0o755)
     output = tmp_path / "run"
     output.mkdir()
-    shutil.copy(streamed[1] / "3.pt", output)
+    shutil.copy(streamed / "3.pt", output)
     (output / "10.pt.unfinished").touch()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -230,7 +258,7 @@ def test_sbatch_continues_on_two_nodes(
     assert done.returncode == 0, done.stderr
     assert "3.pt" in done.stderr
     assert "(2 processes" in done.stdout
-    whole = read(streamed[1] / "5.pt")
+    whole = read(streamed / "5.pt")
     continued = read(output / "5.pt")
     assert whole["loader"] == continued["loader"]
     for name, weight in whole["model"].items():

@@ -69,6 +69,10 @@ LAUNCHERS = {"-m", "--", "srun", "exec", "time", "nohup", "env", "run", "do", "t
 PLACEHOLDER = re.compile(r"[A-Z][A-Z0-9_]*(\.\w+)?|.*[$…<{].*")
 OWN_CODE = re.compile(r"[\w/]+\.py:\w+")
 FLAG = re.compile(r"(?<![\w\-/.'])--(?=[a-z])[\w.-]*\w(?![-\w])")
+MAY_NAME_A_COMMAND = re.compile(
+    r"`[\s\"'frbn\\]*(understudy|make|torchrun|sbatch|python|scripts/|--|\{|\$)|-m understudy "
+)
+"""Without it, a source has no inline code that `text_faults` reads."""
 FOLDERS = ("scripts", "examples", "recipes", "packages", "lab")
 PROSE = {"--name", "--setting", "--policy.hidden"}
 """Flags that stand for any, and of the policy that docs/own_policies.md writes."""
@@ -181,6 +185,12 @@ def fill(name: str, words: Sequence[str], kind: str, whole: bool) -> list[str]:
             values = next(fitting, values)
         filled += [flag, *values]
     return filled
+
+
+@cache
+def known_flags() -> set[str]:
+    """Flags of any program that a text may name."""
+    return own_flags() | foreign_flags() | PROSE
 
 
 def _refusal(
@@ -453,7 +463,7 @@ def flag_faults(words: list[str], folder: Path = ROOT) -> Iterator[str]:
     words = [part for word in words if (part := _stripped(word))]
     words = [*words[0].split("=", 1), *words[1:]] if words else []
     first = words[0].partition("=")[0].replace("_", "-") if words else ""
-    if not first or first in foreign_flags() | PROSE or re.match(r"--[A-Z]", words[0]):
+    if not first or first in foreign_flags() or first in PROSE or re.match(r"--[A-Z]", words[0]):
         return
     if first in ("--help", "--version", "--debug", "--print-config", "--policy-code"):
         return
@@ -507,11 +517,10 @@ def page_faults(text: str, folder: Path = ROOT) -> list[str]:
 
 def unknown_flags(text: str) -> list[str]:
     """One line for each flag in a text, code or not, that no program has."""
-    known = own_flags() | foreign_flags() | PROSE
     return [
         f"{flag}: a flag of no command"
         for flag in FLAG.findall(text)
-        if flag.replace("_", "-") not in known
+        if flag.replace("_", "-") not in known_flags()
     ]
 
 
@@ -535,23 +544,21 @@ def python_faults(path: Path) -> list[str]:
     """
     found = list[str]()
     is_ours = "src" in path.parts and {"testing", "understudy-conformance"}.isdisjoint(path.parts)
-    for text in python_texts(path):
+    source = path.read_text()
+    if not MAY_NAME_A_COMMAND.search(source) and not (is_ours and FLAG.search(source)):
+        return found
+    for text in python_texts(source):
         found += [fault for fault in text_faults(text) if is_ours or "understudy" in fault]
         found += unknown_flags(text) if is_ours else []
     return list(dict.fromkeys(found))
 
 
-def python_texts(path: Path) -> Iterator[str]:
-    """Texts of a Python file, with `…` in place of the values of formatted ones."""
-    tree = ast.parse(path.read_text())
-    inside = {
-        id(part)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.JoinedStr)
-        for part in ast.walk(node)
-    }
-    for node in ast.walk(tree):
+def python_texts(source: str) -> Iterator[str]:
+    """Texts of the source of a Python file, with `…` in place of the values of formatted ones."""
+    inside = set[int]()
+    for node in ast.walk(ast.parse(source)):  # a text before its parts
         if isinstance(node, ast.JoinedStr):
+            inside |= {id(part) for part in ast.walk(node)}
             yield "".join(
                 str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values
             )

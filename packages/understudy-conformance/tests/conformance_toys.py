@@ -7,6 +7,8 @@ import pickle
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,9 @@ KNOWN = ("v2.0", "v2.1", "v3.0")
 
 def demo_of(root: Path) -> DemoSet:
     return next(demo for demo in SETS if demo.name == root.name)
+
+
+painted = cache(paint)
 
 
 class Reader:
@@ -52,14 +57,18 @@ class Reader:
 
     def image(self, camera: int, episode: int, frame: int) -> np.ndarray:
         self.check_video(episode)
-        return paint(camera, *self.shown(camera, episode, frame))
+        return painted(camera, *self.shown(camera, episode, frame)).copy()
 
     def check_video(self, episode: int) -> None:
         """Raise if the last video, that of the last episode, is missing."""
-        last = episode == len(self.demo.lengths) - 1
         counts = {V30: 5, ONE_FILE: 2, DRIFT: 1}
-        if last and len(list(self.root.rglob("*.mp4"))) < counts.get(self.demo, 3):
+        is_last = episode == len(self.demo.lengths) - 1
+        if is_last and self.videos < counts.get(self.demo, 3):
             raise FileNotFoundError("a video is missing")
+
+    @cached_property
+    def videos(self) -> int:
+        return len(list(self.root.rglob("*.mp4")))
 
     def shown(self, camera: int, episode: int, frame: int) -> tuple[int, int]:
         return episode, frame
@@ -204,13 +213,17 @@ class Model:
 
 def compute_statistics(root: Path) -> dict[str, Any]:
     """Correct statistics."""
-    demo = demo_of(root)
+    return deepcopy(statistics_of(demo_of(root)))
+
+
+@cache
+def statistics_of(demo: DemoSet) -> dict[str, Any]:
     out = {}
     for key in values(0, 0):
         out[key] = moments(np.array([values(*place)[key] for place in demo.frames], np.float64))
     for camera, key in enumerate(demo.cameras):
         out[key] = moments(
-            np.array([paint(camera, *place) for place in demo.frames]).reshape(-1, 3) / 255
+            np.array([painted(camera, *place) for place in demo.frames]).reshape(-1, 3) / 255
         )
     return out
 

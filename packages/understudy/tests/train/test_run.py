@@ -2,6 +2,7 @@
 way.
 """
 
+import gc
 import os
 import shutil
 import signal
@@ -113,6 +114,18 @@ def test_wandb_without_a_login_is_refused_before_the_data(tmp_path: Path) -> Non
     )
     assert (found.returncode, "log.trackers: wandb" in found.stderr) == (2, True), found.stderr
     assert not (tmp_path / "r").exists()
+
+
+def test_objects_that_the_program_froze_stay_frozen() -> None:
+    gc.unfreeze()
+    with run.RareCollection() as collection:
+        collection.keep_data()
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0
+    gc.freeze()
+    with run.RareCollection() as collection:
+        collection.keep_data()
+    assert gc.get_freeze_count() > 0
 
 
 def test_train_writes_all_files(whole: Path) -> None:

@@ -1,5 +1,6 @@
 """An arm of seven joints with two cameras: its observations, and its input contract."""
 
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,15 +28,26 @@ def states(count: int, seed: int) -> np.ndarray:
 
 def images(camera: str, count: int, seed: int) -> np.ndarray:
     """A scene of the camera's own, a moving object, changing light and noise."""
+    return drawn(camera, count, seed).copy()
+
+
+@lru_cache(maxsize=4)
+def drawn(camera: str, count: int, seed: int) -> np.ndarray:
     scene = np.random.default_rng(len(camera)).integers(0, 255, (6, 8, 3))
     rng = np.random.default_rng(seed)
     found = []
     for _ in range(count):
-        image = np.kron(scene + rng.normal(0, 8, 3), np.ones((16, 16, 1)))
+        image = (scene + rng.normal(0, 8, 3)).repeat(16, axis=0).repeat(16, axis=1)
         x = rng.integers(0, WIDTH - 20)
         image[40:60, x : x + 20] = (200, 30, 30)
         found.append(np.clip(image + rng.normal(0, 3, image.shape), 0, 255).astype(np.uint8))
     return np.stack(found)
+
+
+@cache
+def look(camera: str) -> CameraPrint:
+    """The print of 48 images of a camera."""
+    return CameraPrint.of_images([shrink(image) for image in images(camera, 48, 1)])
 
 
 def vector(key: str, values: np.ndarray) -> VectorFacts:
@@ -56,8 +68,8 @@ def arm_contract() -> Contract:
     """Two robots of a mixture, "arm" and "other"."""
     cameras = {}
     for name in CAMERAS:
-        look = CameraPrint.of_images([shrink(image) for image in images(name, 48, 1)])
-        cameras[f"observation.images.{name}"] = CameraFacts(f"cam_{name}", (HEIGHT, WIDTH), look)
+        key = f"observation.images.{name}"
+        cameras[key] = CameraFacts(f"cam_{name}", (HEIGHT, WIDTH), look(name))
     trained = states(4000, 1)
     robots = {
         head: RobotFacts(

@@ -6,6 +6,7 @@ image encodes its identity: 16 blocks of 16x16 pixels, 15 of them a binary numbe
 frame) that survives lossy coding, and a red one.
 """
 
+import hashlib
 import io
 import json
 import os
@@ -320,8 +321,24 @@ def write_parquet(path: Path, tables: Sequence[pa.Table], one_row_group: bool = 
 
 
 def write_video(path: Path, pictures: Sequence[np.ndarray], spec: Spec) -> None:
-    """All images as one stream."""
+    """All images as one stream. Equal ones are encoded once in a process."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    images = hashlib.sha256(b"".join(image.tobytes() for image in pictures)).digest()
+    key = (images, path.suffix, spec.codec, spec.gop, spec.b_frames, spec.fps)
+    if key in _ENCODED:
+        path.write_bytes(_ENCODED[key])
+        return
+    _encode(path, pictures, spec)
+    if path.stat().st_size < _SMALL:
+        _ENCODED[key] = path.read_bytes()
+
+
+_SMALL = 1 << 18
+"""Bytes of a file that is kept."""
+_ENCODED: dict[tuple[Any, ...], bytes] = {}
+
+
+def _encode(path: Path, pictures: Sequence[np.ndarray], spec: Spec) -> None:
     crf = "30" if spec.codec == "libsvtav1" else "20"
     options = {"g": str(spec.gop), "crf": crf}
     if spec.codec == "libsvtav1":

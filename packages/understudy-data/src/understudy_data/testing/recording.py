@@ -100,15 +100,15 @@ def _child(root: Path, kill_before: int | None) -> None:
 
 
 def main() -> None:
-    """`recording.py points FOLDER`: one child and folder for every file operation, until a child is
-    not killed. `recording.py endless FOLDER`: record into FOLDER until killed.
+    """`recording.py points FOLDER EVERY`: one child and folder for every EVERY-th file operation,
+    until a child is not killed. `recording.py endless FOLDER`: record into FOLDER until killed.
     """
     verb = sys.argv[1]
     folder = Path(sys.argv[2])
     if verb == "endless":
         _child(folder, None)
         return
-    for point in range(10**6):
+    for point in range(0, 10**6, int(sys.argv[3])):
         child = os.fork()
         if child == 0:
             _child(folder / f"{point:03d}", point)

@@ -80,8 +80,9 @@ def content(value: Any) -> Any:
 
 
 def same(folder: Path) -> None:
-    """The catalogs are those of datasets that are opened one by one."""
-    for root, catalog in zip(roots(folder), opened(folder), strict=True):
+    """The catalogs are those of datasets that are opened one by one: every third of each kind."""
+    pairs = list(zip(roots(folder), opened(folder), strict=True))
+    for root, catalog in [*pairs[:-3:3], *pairs[-3:]]:
         alone = Catalog.open(root)
         assert content(catalog) == content(alone)
         assert catalog.files.version_read == alone.files.version_read

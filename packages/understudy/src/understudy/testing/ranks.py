@@ -8,6 +8,7 @@ other processes.
 """
 
 import faulthandler
+import gc
 import importlib.util
 import inspect
 import multiprocessing
@@ -174,6 +175,7 @@ def _rank(
     descriptor = os.open(stacks, os.O_WRONLY | os.O_CREAT)  # open as long as the process lives
     faulthandler.register(signal.SIGUSR2, descriptor)
     os.environ.update(environment)
+    gc.freeze()  # the modules of the server: a training run begins with a search for garbage
     out.send_bytes(b"")
     try:
         import torch

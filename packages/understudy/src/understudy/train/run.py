@@ -234,11 +234,12 @@ class RareCollection:
 
     Thousands of opened sources are millions of objects, which stay until the end: to search them
     again and again took a fifth of the start of 3,000. Garbage of earlier runs of this program is
-    removed first.
+    removed first. Objects that the program has frozen itself stay frozen.
     """
 
     def __init__(self) -> None:
         self._usual = gc.get_threshold()
+        self._freezes = gc.get_freeze_count() == 0
 
     def __enter__(self) -> "RareCollection":
         gc.collect()
@@ -248,7 +249,8 @@ class RareCollection:
 
     def keep_data(self) -> None:
         """Leave the objects of this moment, the opened data, out of the search until the end."""
-        gc.freeze()
+        if self._freezes:
+            gc.freeze()
 
     def as_usual(self) -> None:
         """Search as often as before from now on."""
@@ -256,7 +258,8 @@ class RareCollection:
 
     def __exit__(self, *_: object) -> None:
         self.as_usual()
-        gc.unfreeze()
+        if self._freezes:
+            gc.unfreeze()
 
 
 def _start(

@@ -427,17 +427,18 @@ def publish(unfinished: Path, final: Path, state: Record, files: Record) -> None
     Raises ValueError if a file of another rank is missing: DCP creates missing folders, so a rank
     on another disk, or a folder that was removed meanwhile, would otherwise go unnoticed.
     """
-    for name, size in tensor_files.read_sizes(unfinished).items():
+    indexes = tensor_files.read_indexes(unfinished)
+    for name, size in tensor_files.file_sizes(indexes).items():
         file = unfinished / name
         if not file.is_file() or file.stat().st_size < size:
             raise ValueError(
                 f"{file} is missing or incomplete: the run directory was changed meanwhile, or not "
                 "all ranks see the same one (it must be on a file system that all nodes share)"
             )
-    indexes = [f"{prefix}{INDEX}" for prefix in tensor_files.read_indexes(unfinished)]
+    names = [f"{prefix}{INDEX}" for prefix in indexes]
     files = {
         **files,
-        **checksums.checksum_files(unfinished, [name for name in indexes if name not in files]),
+        **checksums.checksum_files(unfinished, [name for name in names if name not in files]),
     }
     if (unfinished / FROZEN).is_dir():
         sync(unfinished / FROZEN)

@@ -62,12 +62,10 @@ def read_contents(path: Path) -> dict[str, Any]:
     return contents
 
 
-def read_sizes(path: Path) -> dict[str, int]:
-    """Read the minimum size in bytes of each file with tensors, by name; raises as `read_indexes`
-    does.
-    """
+def file_sizes(indexes: Mapping[str, metadata.Metadata]) -> dict[str, int]:
+    """Return the minimum size in bytes of each file with tensors, by name, from `read_indexes`."""
     sizes: dict[str, int] = {}
-    for prefix, index in read_indexes(path).items():
+    for prefix, index in indexes.items():
         for piece in (index.storage_data or {}).values():
             name = prefix + piece.relative_path
             sizes[name] = max(sizes.get(name, 0), piece.offset + piece.length)
