@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -416,3 +417,27 @@ def test_eight_starts_at_once_make_one_table(root: Path, tables: Path, tmp_path:
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * 8
     made = journal.read_text().split()
     assert len(made) == len(set(made)) == len(files(tables)) > 2
+
+
+def _doubled(values: np.ndarray, calls: list[int]) -> tuple[np.ndarray, int]:
+    calls.append(1)
+    return values * 2, len(values)
+
+
+def test_equal_small_inputs_share_one_read_only_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped_tables, "MIN_ROWS", 100)
+    calls = list[int]()
+
+    def share(values: np.ndarray) -> tuple[np.ndarray, int]:
+        return mapped_tables.share(partial(_doubled, values, calls), values, "equal small inputs")
+
+    first = share(np.arange(3))
+    again = share(np.arange(3))
+    assert again is first
+    assert len(calls) == 1
+    assert not first[0].flags.writeable
+    for other in (np.arange(4), np.arange(3, dtype=np.int32), np.arange(3)[None]):
+        doubled, count = share(other)
+        assert np.array_equal(doubled, other * 2)
+        assert (doubled.dtype, count) == (other.dtype, len(other))
+    assert len(calls) == 4

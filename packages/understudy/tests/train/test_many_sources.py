@@ -14,17 +14,23 @@ import pytest
 
 import many_sources
 from understudy.config.train import TrainConfig
+from understudy.distributed.mesh import join_mesh
 from understudy.testing import resumed
 from understudy.testing.ranks import outcomes_in_ranks
 from understudy.testing.runs import same_run, tiny_config
 from understudy.train import run
 from understudy.train.checkpoint import checkpoint
 from understudy.train.checkpoint.run_dir import RunDir
+from understudy.train.data.input_contract import IMAGES
+from understudy.train.data.run_data import open_data
+from understudy.train.run_record import new_run_record
+from understudy_data.testing.opened_files import opened_below
 from understudy_kit import validate_new
 
 SOURCES = 150
 STEPS = 10
 BATCH = 16
+FEW = 80
 
 
 def write_list(path: Path, sources: int) -> None:
@@ -47,6 +53,33 @@ def killed(folder: Path, out: Path, step: int) -> None:
     """Start a run, and kill its process while it computes a step."""
     with resumed.watched(out, {step: resumed.send(signal.SIGKILL)}):
         run.train(settings(folder, out))
+
+
+def test_a_second_start_opens_the_files_of_few_sources_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a cache each start would parse all metadata, read all rows and open all videos."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    many_sources.write(tmp_path / "sources", FEW, with_videos=True)
+    plain = many_sources.settings(tmp_path / "sources", FEW, with_videos=True)
+    plain["data"]["cache"] = str(tmp_path / "cache")
+    opened = []
+    for number in range(2):
+        config = validate_new(TrainConfig, {**plain, "output_dir": str(tmp_path / f"{number}")})
+        with opened_below(tmp_path / "sources") as paths, join_mesh(config) as mesh:
+            data = open_data(config.resolved())
+            record = new_run_record(config.resolved(), data, mesh)
+        opened.append(Counter("/".join(Path(path).parts[1:3]) for path in set(paths)))
+        assert len(record["order"]["sources"]) == FEW
+    first, second = opened
+    videos = [
+        sum(count for path, count in of.items() if path.startswith("videos")) for of in opened
+    ]
+    assert first["meta/tasks.parquet"] == first["meta/episodes"] == videos[0] == FEW
+    assert second["meta/info.json"] == FEW  # its content decides all else
+    assert second["meta/tasks.parquet"] == second["meta/episodes"] == 0
+    assert videos[1] <= IMAGES
+    assert second["data/chunk-000"] <= FEW  # those of a shared head are confronted
 
 
 @pytest.mark.long

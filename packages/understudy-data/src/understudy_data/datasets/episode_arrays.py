@@ -383,6 +383,11 @@ class EpisodeArrays:
         """int64 (E,): rows of `episodes` in the catalog's table."""
         return self.catalog.episodes.rows_of(self.episodes)
 
+    @property
+    def first_row(self) -> int:
+        """Row of the first selected episode in the catalog's table."""
+        return self.catalog.episodes.row_of(int(self.segments[0, 0]))
+
     def share(self, make: Callable[[], T], *inputs: Any) -> T:
         """Return `make()`, once per host for large inputs (see `mapped_tables.share`)."""
         return share(make, *inputs, cache=self.catalog.files.cache)
@@ -438,7 +443,7 @@ class EpisodeArrays:
         error: DatasetError | None = None
         for row in self.share(find, table.ids, file, self.episodes).tolist():
             try:
-                return int(self.video_frames.reader(camera, row).gop)
+                return self.video_frames.facts(camera, row).gop
             except DatasetError as wrong:
                 error = error or wrong
         if error is not None:

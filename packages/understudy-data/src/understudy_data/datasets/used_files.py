@@ -36,7 +36,7 @@ from understudy_data.datasets.format.sensors import SENSORS
 from understudy_data.datasets.selection.select import distinct
 from understudy_data.storage.dataset_root import Files
 from understudy_data.storage.dataset_version import folder_of
-from understudy_data.storage.mapped_tables import Member, are_many, once_per_group
+from understudy_data.storage.mapped_tables import Member, are_many, first_key, once_per_group
 
 MAX_WHOLE = 4 << 30
 MAX_VIDEOS = 1 << 30  # a second of one core
@@ -117,9 +117,13 @@ class UsedFiles:
         grouped = dict[int, Digests]()
         candidates = several if are_many(len(several)) and cache is not None else ()
         for number, files in enumerate(candidates):
-            if files._are_few and files._inputs()[1] <= SMALL:
+            if not files._are_few:
+                continue
+            key, size = files._inputs()
+            if size <= SMALL:
                 root = files.parts[0].catalog.root
-                members.append(Member(root, files._key, files._whole_digests))
+                keys = first_key(key, files._key)
+                members.append(Member(root, keys, files._whole_digests))
                 small.append(number)
         if are_many(len(small)):
             for place, digests in once_per_group(members, str(cache), mapped=False):

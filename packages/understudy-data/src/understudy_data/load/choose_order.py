@@ -24,7 +24,7 @@ from understudy_data.load.images.source_facts import (
     FactGroups,
     SourceFacts,
     group_facts,
-    read_facts,
+    read_facts_of_all,
     resized,
 )
 from understudy_data.load.memory_plan import (
@@ -168,7 +168,7 @@ def choose_order(
     request = OrderRequest(mode, as_int("batch_size", batch_size), in_flight, clip, lanes, inside)
     seed = check_seed(seed)
     shares = resolve_weights(datasets, weights, temperature)
-    facts = [read_facts(data, image_size, decoded_cache) for data in datasets]
+    facts = read_facts_of_all(datasets, image_size, decoded_cache)
     sources = [check_source(data) for data in datasets]
     resources = {"memory": memory, "world_size": world_size, "num_threads": num_threads}
     while True:

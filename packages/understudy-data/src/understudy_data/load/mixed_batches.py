@@ -20,6 +20,7 @@ Rows of batches, read for several batches at once: numpy's calls cost the same f
 sixteen.
 """
 
+import math
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -318,7 +319,7 @@ def row_bytes(dataset: EpisodeDataset) -> int:
     """Bytes of the declared numbers of one sample, including windows."""
     declared = _declared(dataset).values()
     return sum(
-        d.itemsize * max(1, window) * int(np.prod(shape))
+        d.itemsize * max(1, window) * math.prod(shape)
         for d, window, shape in declared
         if not isinstance(d, str)
     )
@@ -367,17 +368,18 @@ def image_shapes(
 def _shapes(
     dataset: EpisodeDataset, cameras: list[str], image_size: tuple[int, int] | None
 ) -> dict[str, tuple[int, ...]]:
-    segment = dataset.segments[:1]
-    rows, _ = dataset.frames_to_decode(segment[:, 0], segment[:, 1])
+    windows = dataset.windows
     shapes = {}
     for camera in cameras:
-        dataset.pixels(camera).converter(image_size)  # refuses sizes of a policy for depth
+        pixels = dataset.pixels(camera)
+        if image_size is not None:
+            pixels.converter(image_size)  # refuses sizes of a policy for depth
         sides = dataset.missing_cameras.get(camera)
         if sides is None and image_size is None:
-            reader = dataset.video_frames.reader(camera, int(rows[0]))
-            sides = reader.height, reader.width
-        window = [dataset.windows[camera]] if camera in dataset.windows else []
-        shape = (dataset.pixels(camera).channels, *(image_size or sides or ()))
+            facts = dataset.video_frames.facts(camera, dataset.first_row)
+            sides = facts.height, facts.width
+        window = [windows[camera]] if camera in windows else []
+        shape = (pixels.channels, *(image_size or sides or ()))
         shapes[camera] = (*window, *shape)
     return shapes
 

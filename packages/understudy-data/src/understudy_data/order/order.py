@@ -162,25 +162,10 @@ class Order(ABC):
         """
         sources = as_list(sources)
         saved = spec if isinstance(spec, Spec) else Spec.from_json(spec)
-        if len(sources) != len(saved.sources):
-            names = ", ".join(source.name for source in saved.sources)
-            raise ValueError(
-                f"the saved order has {len(saved.sources)} sources ({names}), {len(sources)} were "
-                "given"
-            )
-        measured = [measure_source(source) for source in sources]
-        now = tuple(
-            replace(source, data=digest, segments=len(rows), frames=frames)
-            for source, (rows, frames, digest) in zip(saved.sources, measured)
-        )
-        if differences := compare(saved, replace(saved, sources=now)):
-            raise ValueError(
-                "the data is not that of the order:\n" + "\n".join(map(str, differences))
-            )
         shares = [getattr(source, "share", at_once) for source in sources]
         layouts = [
             source_layout(spec, rows, share)
-            for spec, (rows, *_), share in zip(saved.sources, measured, shares)
+            for spec, rows, share in zip(saved.sources, _check_sources(saved, sources), shares)
         ]
         return ClipOrder(saved, layouts)
 
@@ -446,6 +431,27 @@ class Order(ABC):
         return [(going[number][0], share, target) for number, share, target in off]
 
 
+def _check_sources(saved: Spec, sources: Sequence[Frames]) -> list[np.ndarray]:
+    """Return the rows [episode, start, stop) of the datasets of a saved order, int64 (K, 3) each.
+
+    Raises:
+        ValueError: as `Order.from_json`.
+    """
+    if len(sources) != len(saved.sources):
+        names = ", ".join(source.name for source in saved.sources)
+        raise ValueError(
+            f"the saved order has {len(saved.sources)} sources ({names}), {len(sources)} were given"
+        )
+    measured = [measure_source(source) for source in sources]
+    now = tuple(
+        replace(source, data=digest, segments=len(rows), frames=frames)
+        for source, (rows, frames, digest) in zip(saved.sources, measured)
+    )
+    if differences := compare(saved, replace(saved, sources=now)):
+        raise ValueError("the data is not that of the order:\n" + "\n".join(map(str, differences)))
+    return [rows for rows, *_ in measured]
+
+
 class ClipOrder(Order):
     """The order by its formula: clip lanes of the selected frames."""
 
@@ -463,7 +469,7 @@ class ClipOrder(Order):
 
     def of_datasets(self, sources: Frames | Sequence[Frames]) -> "ClipOrder":
         """See `Order.of_datasets`."""
-        Order.from_json(self.spec, sources)
+        _check_sources(self.spec, as_list(sources))
         return self
 
     def locate(self, positions: Any) -> tuple[Ints, Ints, Ints]:

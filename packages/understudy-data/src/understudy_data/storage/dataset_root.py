@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
@@ -146,6 +146,11 @@ class Files:
         return ", ".join(
             f"{path} {mark.tag}" for path, mark in sorted(marks.items()) if mark is not None
         )
+
+    @cached_property
+    def place(self) -> str:
+        """The root; that of a local dataset without links."""
+        return os.path.realpath(self.root) if self.is_local else self.root
 
     is_compared = False
     """Whether the ranks of a run compared the episodes that they read. Then the dataset may grow

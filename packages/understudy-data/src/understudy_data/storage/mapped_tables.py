@@ -29,7 +29,7 @@ import time
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache as remember
 from functools import partial
 from multiprocessing.context import get_spawning_popen
@@ -66,6 +66,9 @@ GROUP = 64
 """Small tables that share a file, about; as few or fewer need no groups."""
 
 _LARGE = 1 << 20  # bytes of a result that has a file
+# bytes of inputs whose result is kept in the process, and most such results
+_SMALL = 1 << 12
+_MOST_ALIKE = 4096
 _SLOW = 0.02  # or seconds to make it
 # bytes from which a file is compared with its checksums once until the host restarts
 _CHECKED_ONCE = 1 << 24
@@ -152,6 +155,17 @@ class Member(Generic[T]):
     place: str
     key: Callable[[], str]
     make: Callable[[], T | None]
+
+
+def first_key(key: str, later: Callable[[], str]) -> Callable[[], str]:
+    """Return a function that returns `key` once, and `later()` from the second call on.
+
+    Args:
+        key: Key that the caller has computed.
+        later: Computes it again: the inputs may have changed.
+    """
+    computed = [key]
+    return lambda: computed.pop() if computed else later()
 
 
 def once_per_group(
@@ -248,17 +262,22 @@ def share(make: Callable[[], T], *inputs: Any, cache: str = "") -> T:
     """Return `make()`, from a file of this host if an input is a large array and the result large
     or slow to make.
 
+    Of small inputs this process computes it once: thousands of datasets have few distinct ones.
+    Arrays of a shared result are read-only.
+
     Args:
         make: A function without state, or a `partial` of one; its name is part of the key.
         inputs: Everything that the result depends on: arrays, None, numbers and texts.
         cache: See `once_per_host`.
     """
+    function = make.func if isinstance(make, partial) else make
     is_large = any(
         isinstance(part, np.ndarray) and part.ndim and len(part) >= MIN_ROWS for part in inputs
     )
-    if not is_large or table_folder(cache) is None:
+    if not is_large:
+        return _share_alike(make, (function.__module__, function.__qualname__), inputs)
+    if table_folder(cache) is None:
         return make()
-    function = make.func if isinstance(make, partial) else make
     parts = [code_version(), function.__module__, function.__qualname__, *map(_mark, inputs)]
     key = hashlib.sha256(repr(parts).encode()).hexdigest()
 
@@ -271,8 +290,63 @@ def share(make: Callable[[], T], *inputs: Any, cache: str = "") -> T:
     return once_per_host(key, make_measured, cache)
 
 
+_alike: dict[tuple[Any, ...], Any] = {}  # results of small inputs, by these
+
+
+def _share_alike(make: Callable[[], T], name: tuple[str, str], inputs: Sequence[Any]) -> T:
+    """Return `make()`, computed once for small inputs of equal content."""
+    size = 0
+    key: list[Any] = [name]
+    for part in inputs:
+        if isinstance(part, np.ndarray):
+            size += part.nbytes
+            if size > _SMALL or part.dtype.hasobject:
+                return make()
+            key += [part.dtype.str, part.shape, part.tobytes()]
+        elif isinstance(part, (type(None), bool, int, float, str)):
+            key += [type(part), part]
+        else:
+            return make()
+    whole = tuple(key)
+    if whole not in _alike:
+        result = make()
+        try:
+            kept = _read_only(result)
+        except TypeError:
+            return result
+        if len(_alike) >= _MOST_ALIKE:
+            _alike.clear()
+        _alike[whole] = kept
+        return kept
+    kept_result: T = _alike[whole]
+    return kept_result
+
+
+def _read_only(value: T) -> T:
+    """Return a value with read-only copies of its arrays. Raises TypeError for another kind."""
+    kept: Any
+    if isinstance(value, np.ndarray):
+        kept = value.copy()
+        kept.setflags(write=False)
+    elif isinstance(value, tuple):
+        kept = tuple(map(_read_only, value))
+    elif isinstance(value, dict):
+        kept = {name: _read_only(part) for name, part in value.items()}
+    elif is_dataclass(value) and not isinstance(value, type):
+        parts = {field.name: _read_only(getattr(value, field.name)) for field in fields(value)}
+        kept = replace(value, **parts)
+    elif isinstance(value, (type(None), bool, int, float, str)):
+        kept = value
+    else:
+        raise TypeError(f"{type(value).__name__} is not shared")
+    result: T = kept
+    return result
+
+
 def share_arrays(arrays: Arrays, cache: str = "") -> Arrays:
     """Return the same arrays, mapped if they are large."""
+    if all(len(array) < MIN_ROWS for array in arrays.values()):
+        return _contiguous(arrays)
     if all(_mapped_place(array) for array in arrays.values()):
         return arrays
     names = sorted(arrays)

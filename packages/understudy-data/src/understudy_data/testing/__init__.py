@@ -14,6 +14,7 @@ killed_recorder  datasets of a recorder that was killed
 loader_process   a loader in a process of its own: `python loader_process.py measure DATASET ...` or
                  `
 mapped_child     tables mapped by a parent process, as seen by its child
+opened_files     files that a block opens
 order_sources    sources for tests of the order: lengths instead of recordings
 outcomes         datasets of episodes with outcomes, whose state shows them
 peak_memory      resident memory of this process, and its peak

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import av
@@ -64,6 +65,29 @@ class VideoCursor(Protocol):
         """Release the codec context. The next `runs` starts at a key frame."""
 
 
+@dataclass(frozen=True)
+class VideoFacts:
+    """Facts about a video that `VideoReader` documents, without its index.
+
+    Attributes:
+        gop: typical key-frame distance.
+        unmet: `Shown.unmet`.
+    """
+
+    count: int
+    height: int
+    width: int
+    fps: float
+    codec: str
+    gop: int
+    streams: int
+    unmet: tuple[str, ...]
+    index_bytes: int
+    frame_bytes: int
+    knows_frame_bytes: bool
+    decoder_bytes: int
+
+
 class VideoReader:
     """Facts about a video and access to its images, as `open_video` returns it.
 
@@ -103,9 +127,32 @@ class VideoReader:
         self.gops = index.gops
 
     @property
+    def unmet(self) -> tuple[str, ...]:
+        """`Shown.unmet`."""
+        return tuple(self.shown.unmet)
+
+    @property
     def gop(self) -> int:
         """Typical key-frame distance."""
         return self.gops.median_length
+
+    @property
+    def facts(self) -> VideoFacts:
+        """Facts that stay when the video is closed."""
+        return VideoFacts(
+            int(self.count),
+            int(self.height),
+            int(self.width),
+            float(self.fps),
+            self.codec,
+            int(self.gop),
+            int(self.streams),
+            self.unmet,
+            int(self.index_bytes),
+            int(self.frame_bytes),
+            bool(self.knows_frame_bytes),
+            int(self.decoder_bytes),
+        )
 
     def read(self, positions: np.ndarray) -> np.ndarray:
         """Read images as uint8 (n, height, width, 3) RGB; depth as uint16 or float32 (n, height,

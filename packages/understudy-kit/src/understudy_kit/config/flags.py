@@ -5,7 +5,6 @@ become one text, a list, or the pairs of a mapping. `schema.validate` converts a
 together with the file.
 """
 
-import copy
 import difflib
 import re
 from collections import deque
@@ -19,7 +18,7 @@ from understudy_base import ConfigError, MissingExtraError, Record
 from understudy_kit.config.declare import POSITIONAL, ByHand
 from understudy_kit.config.help import flag_of, item_class, members, negation_of, takes_many
 from understudy_kit.config.hooks import FromWords, expanded, is_union, other_names, union_of
-from understudy_kit.config.schema import validate, validate_new
+from understudy_kit.config.schema import validate, validate_new, with_checked_lists
 
 _TWICE = "is given twice; give all its values after one flag"
 
@@ -85,8 +84,11 @@ def read_flags(
         ConfigError: lists all errors of the file, or else all of the flags in one line.
     """
     if content and new:
-        validate(cls, expanded(cls, content, where), where)
-    line = _Line(cls, copy.deepcopy(dict(content)), new=new)
+        written_out = expanded(cls, content, where)
+        of_file: Any = validate(cls, written_out, where)
+        if written_out is content:  # else flags may still be about the short forms
+            content = with_checked_lists(content, of_file)
+    line = _Line(cls, _copy(content), new=new)
     line.read(deque(words))
     check: Any = validate_new if new else validate
     config: Any = None
@@ -100,6 +102,13 @@ def read_flags(
     if line.errors:
         raise ConfigError("; ".join(line.errors))
     return config
+
+
+def _copy(content: Any) -> Any:
+    """Return mappings and lists anew; what they hold besides is never changed."""
+    if isinstance(content, Mapping):
+        return {name: _copy(value) for name, value in content.items()}
+    return [_copy(value) for value in content] if isinstance(content, list) else content
 
 
 def chosen_type(cls: type, words: Sequence[str]) -> str:

@@ -112,6 +112,20 @@ def validate_new(
     return config
 
 
+def with_checked_lists(content: Record, config: Any) -> dict[str, Any]:
+    """Return settings in which lists of dataclasses have the items of `config`, which is made of
+    them: `validate` does not check those again.
+    """
+    checked = dict(content)
+    for name, value in content.items():
+        made = getattr(config, name, None)
+        if isinstance(value, Mapping) and is_dataclass(made):
+            checked[name] = with_checked_lists(value, made)
+        elif isinstance(value, list) and isinstance(made, tuple) and all(map(is_dataclass, made)):
+            checked[name] = list(made)
+    return checked
+
+
 def run_defaults(config: Any) -> dict[str, Any]:
     """Return the defaults that follow from other settings of `config`; empty for a class without
     such.

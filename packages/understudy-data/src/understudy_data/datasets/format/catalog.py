@@ -212,7 +212,7 @@ class Catalog:
     @property
     def place(self) -> str:
         """Address, equal for all openings of one dataset; that of a local one has no links."""
-        return self.root if "://" in self.root else os.path.realpath(self.root)
+        return self.files.place
 
     @staticmethod
     def describe_ids(ids: np.ndarray) -> str:

@@ -6,7 +6,7 @@ from functools import partial
 
 from understudy_base import DataAccessError
 from understudy_data.datasets.format.catalog import Catalog, MetaTables, Opening
-from understudy_data.storage.mapped_tables import Member, are_many, once_per_group
+from understudy_data.storage.mapped_tables import Member, are_many, first_key, once_per_group
 from understudy_data.storage.remote_options import RemoteOptions
 
 Place = tuple[str, ...]
@@ -87,17 +87,16 @@ def read_tables_of_many(openings: Sequence[Opening]) -> None:
 def _small_member(opening: Opening) -> Member[MetaTables] | None:
     """Member of a dataset with small tables; None for another one."""
     first, size = opening.inputs()
-    computed_keys = [first]
 
-    def key() -> str:
-        if computed_keys:
-            return computed_keys.pop()
+    def again() -> str:
         try:
             return opening.inputs()[0]
         except DataAccessError:
             return ""
 
-    return Member(opening.files.root, key, partial(_read, opening)) if size <= _SMALL else None
+    if size > _SMALL:
+        return None
+    return Member(opening.files.root, first_key(first, again), partial(_read, opening))
 
 
 def _read(opening: Opening) -> MetaTables | None:

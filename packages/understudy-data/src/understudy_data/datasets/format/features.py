@@ -20,6 +20,7 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import isfinite
 from typing import Any, ClassVar
 
@@ -120,7 +121,7 @@ class Feature:
     is_vector: bool = False
     depth_unit: str = ""
 
-    @property
+    @cached_property
     def is_camera(self) -> bool:
         """Whether this is a camera, stored as video, as encoded images, or as arrays in the
         rows.
@@ -151,7 +152,7 @@ class Feature:
         """
         return self.dtype in _TEXTS
 
-    @property
+    @cached_property
     def looks_like_images(self) -> bool:
         """Whether the declaration is uint8 of (height, width, channels) or (channels, height,
         width).
@@ -192,7 +193,7 @@ class Feature:
             return self.shape if axes is None else (1, 1)
         return math.prod(self.shape) // (self.shape[axes[0]] * self.shape[axes[1]]), 1, 1
 
-    @property
+    @cached_property
     def is_depth(self) -> bool:
         """Whether this is a camera of depth images."""
         return self._declares_depth and not self.color_declared_as_depth
@@ -218,7 +219,7 @@ class Feature:
         recorded = str(self.info.get("video.pix_fmt"))
         return f"ordinary video ({recorded})" if _COLOR_FORMATS.fullmatch(recorded) else ""
 
-    @property
+    @cached_property
     def pixels(self) -> Pixels:
         """Channels and dtype of the images of a camera; color without depth.
 

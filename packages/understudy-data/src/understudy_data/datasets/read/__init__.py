@@ -11,6 +11,7 @@ texts            texts that a policy learns to answer with, and metadata of epis
 returns          returns of frames, by outcomes or rewards of episodes
 sensors          samples of sensors at their own rates, by time
 video_frames     images from video files, by episode and frame
+video_facts      facts about videos of many small datasets, kept in the cache of the host
 clips            frames of a video file, copied by their packets or encoded again
 outside_video    video files that were recorded apart from a dataset, read at times
 video_file       facts of a video file

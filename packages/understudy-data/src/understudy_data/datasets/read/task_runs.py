@@ -22,9 +22,11 @@ def task_runs(catalog: Catalog, ids: np.ndarray) -> tuple[np.ndarray, list[str]]
         DatasetError: a data file cannot be read.
     """
     episodes = catalog.episodes
-    reader = Rows(catalog, [], _CACHE)
     rows = episodes.rows_of(ids)
     rows = rows[np.diff(episodes.task_offsets)[rows] > 1]
+    if not len(rows):
+        return np.empty((0, 3), np.int64), []
+    reader = Rows(catalog, [], _CACHE)
 
     def read(row: int) -> np.ndarray:
         tasks = reader.span(row, "task_index", 0, int(episodes.lengths[row]))[:, 0]
@@ -34,8 +36,6 @@ def task_runs(catalog: Catalog, ids: np.ndarray) -> tuple[np.ndarray, list[str]]
             [np.full(len(starts), episodes.ids[row]), starts, stops, tasks[starts]], axis=1
         )
 
-    if not len(rows):
-        return np.empty((0, 3), np.int64), []
     of_files = np.split(rows, np.flatnonzero(np.diff(episodes.data_file[rows])) + 1)
     with ThreadPoolExecutor(_THREADS) as pool:  # a remote file takes several requests
         found = chain(*pool.map(lambda part: [read(row) for row in part.tolist()], of_files))

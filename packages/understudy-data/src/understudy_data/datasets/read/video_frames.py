@@ -10,6 +10,7 @@ import os
 import threading
 from contextlib import ExitStack
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 
@@ -18,12 +19,15 @@ from understudy_data.datasets.format.catalog import Catalog
 from understudy_data.datasets.format.episode_table import Videos
 from understudy_data.datasets.read.rows import ProcessLocal
 from understudy_data.storage.dataset_root import with_location
-from understudy_data.video.reader import VideoReader, open_video
+from understudy_data.video.reader import VideoFacts, VideoReader, open_video
 
 OPEN_FILES = 32
 """Most open videos, unless `keep_open` allows more; a live decoder costs 2 to 5 MB."""
 # weight of a video with a file or a decoder of its own: no more than `OPEN_FILES` stay
 _UNBOUNDED = 1 << 60
+
+
+_Facts: TypeAlias = VideoFacts | VideoReader
 
 
 class _Open:
@@ -80,6 +84,8 @@ class VideoFrames(ProcessLocal):
         )
         # file -> whether recorded times give the episodes' starts
         self._by_time: dict[tuple[str, int], bool] = {}
+        # of videos that need not be opened for them
+        self._facts: dict[tuple[str, int], VideoFacts] = {}
         self._lock = threading.Lock()  # guards the tables; decoding happens outside it
         # of files that are being opened: one thread does it
         self._opening: dict[tuple[str, int], threading.Lock] = {}
@@ -94,6 +100,7 @@ class VideoFrames(ProcessLocal):
         self.readers = other.readers
         self._live = other._live
         self._by_time = other._by_time
+        self._facts = other._facts
         self._lock = other._lock
         self._opening = other._opening
 
@@ -176,6 +183,27 @@ class VideoFrames(ProcessLocal):
         return self._open(
             camera, int(self.catalog.videos(camera).file[row]), np.asarray([row])
         ).reader
+
+    def facts(self, camera: str, row: int) -> VideoFacts:
+        """Return facts about the video of an episode, with its frame count checked; opens it unless
+        they are kept (`keep_facts`).
+        """
+        self._check_process()
+        kept = self._facts.get((camera, int(self.catalog.videos(camera).file[row])))
+        return self.reader(camera, row).facts if kept is None else kept
+
+    def keep_facts(self, camera: str, row: int, facts: VideoFacts) -> None:
+        """Keep facts about the video of an episode, after the checks of its opening.
+
+        Raises:
+            DatasetError: as the opening.
+        """
+        self._check_process()
+        catalog = self.catalog
+        file = int(catalog.videos(camera).file[row])
+        catalog.files.confirm(catalog.video_path(camera, row))
+        self._check(camera, file, facts, self.where(camera, row))
+        self._facts[camera, file] = facts
 
     def open_ahead(self, camera: str, rows: np.ndarray) -> None:
         """Start to open the videos of episodes (table rows) of a remote dataset. Returns at
@@ -292,9 +320,7 @@ class VideoFrames(ProcessLocal):
                 files.check_not_pointer(path)
                 raise
             source.note_index()
-        self._check_size(camera, reader, where)
-        self._check_count(camera, file, reader, where)
-        self._note_differences(camera, reader, where)
+        self._check(camera, file, reader, where)
         with self._lock:
             opened = _Open(reader)
             spare = self.readers.put((camera, file), opened)
@@ -310,26 +336,31 @@ class VideoFrames(ProcessLocal):
         for unused in spare:
             unused.close()
 
-    def _check_size(self, camera: str, reader: VideoReader, where: str) -> None:
+    def _check(self, camera: str, file: int, facts: _Facts, where: str) -> None:
+        self._check_size(camera, facts, where)
+        self._check_count(camera, file, facts, where)
+        self._note_differences(camera, facts, where)
+
+    def _check_size(self, camera: str, facts: _Facts, where: str) -> None:
         """Refuse frames far larger than declared, before memory is allocated."""
         feature = self.catalog.features[camera]
-        if reader.height * reader.width > feature.max_pixels:
+        if facts.height * facts.width > feature.max_pixels:
             limit = f"{feature.max_pixels} pixels are the limit"
             limit = f"info.json declares {feature.shape}" if feature.size else limit
-            problem = f"{camera!r} has frames of {reader.width}x{reader.height}, {limit}"
+            problem = f"{camera!r} has frames of {facts.width}x{facts.height}, {limit}"
             raise DatasetError(
                 problem, where=where, fix="correct the shape in info.json, or restore the video"
             )
 
-    def _check_count(self, camera: str, file: int, reader: VideoReader, where: str) -> None:
+    def _check_count(self, camera: str, file: int, facts: _Facts, where: str) -> None:
         videos = self.catalog.videos(camera)
         ids = self.catalog.episodes.ids
         expected = int(videos.expected[file])
         drift = float(videos.drift[file])
         is_partly_listed = (
-            reader.count > expected
+            facts.count > expected
             and videos.first_by_time is not None
-            and self._is_partly_listed(videos, file, reader.count)
+            and self._is_partly_listed(videos, file, facts.count)
         )
         if not is_partly_listed and videos.doubtful is not None and videos.doubtful[file]:
             problem = (
@@ -341,7 +372,7 @@ class VideoFrames(ProcessLocal):
             )
             fix = "correct from_timestamp in meta/episodes, or leave these episodes out"
             raise DatasetError(problem, where=where, fix=fix)
-        if reader.count == expected:
+        if facts.count == expected:
             self._by_time[camera, file] = False
             return
         sharing = ids[videos.file == file]
@@ -349,8 +380,8 @@ class VideoFrames(ProcessLocal):
             whose = f"episode {int(sharing[0])} has"
         else:
             whose = f"its {len(sharing)} episodes have"
-        problem = f"the video holds {reader.count} frames, {whose} {expected} rows"
-        if reader.count < expected:
+        problem = f"the video holds {facts.count} frames, {whose} {expected} rows"
+        if facts.count < expected:
             fix = "restore the video, or leave these episodes out: the missing frames are unknown"
             raise DatasetError(problem, where=where, fix=fix)
         if is_partly_listed:
@@ -381,35 +412,35 @@ class VideoFrames(ProcessLocal):
             (first >= 0).all() and (first + self.catalog.episodes.lengths[rows] <= count).all()
         )
 
-    def _note_differences(self, camera: str, reader: VideoReader, where: str) -> None:
+    def _note_differences(self, camera: str, facts: _Facts, where: str) -> None:
         """Note where info.json differs from the file; the file decides."""
         feature = self.catalog.features[camera]
-        if feature.codec and feature.codec != reader.codec:
+        if feature.codec and feature.codec != facts.codec:
             declared = feature.info["video.codec"]
             self._note_first(
-                f"{camera}: info.json declares codec {declared}, the files are {reader.codec}, "
+                f"{camera}: info.json declares codec {declared}, the files are {facts.codec}, "
                 f"first {where}"
             )
-        if len(feature.shape) == 3 and not {reader.height, reader.width} <= set(feature.shape):
-            size = f"{reader.width}x{reader.height}"
+        if len(feature.shape) == 3 and not {facts.height, facts.width} <= set(feature.shape):
+            size = f"{facts.width}x{facts.height}"
             self._note_first(
                 f"{camera}: info.json declares shape {feature.shape}, the frames are {size} in "
                 f"{where}"
             )
-        for words in reader.shown.unmet:
+        for words in facts.unmet:
             self._note_first(
                 f"{camera}: by its container the video {words}, which is not done here, in {where}"
             )
-        if reader.streams > 1:
+        if facts.streams > 1:
             used = (
-                f"used is that of {reader.count} frames, {reader.codec} of "
-                f"{reader.width}x{reader.height}"
+                f"used is that of {facts.count} frames, {facts.codec} of "
+                f"{facts.width}x{facts.height}"
             )
             self._note_first(
-                f"{camera}: a file holds {reader.streams} video streams, {used}, in {where}"
+                f"{camera}: a file holds {facts.streams} video streams, {used}, in {where}"
             )
-        if abs(reader.fps - self.catalog.fps) > 0.01 * self.catalog.fps:
-            rates = f"{reader.fps:.3g} frames per second, the rows {self.catalog.fps:.3g}"
+        if abs(facts.fps - self.catalog.fps) > 0.01 * self.catalog.fps:
+            rates = f"{facts.fps:.3g} frames per second, the rows {self.catalog.fps:.3g}"
             self._note_first(f"{camera}: the video plays {rates}, in {where}")
 
     def _note_first(self, text: str) -> None:

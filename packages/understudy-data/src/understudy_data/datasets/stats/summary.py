@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import count
-from math import gcd
+from math import gcd, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -329,7 +329,7 @@ def vector_widths(data: "EpisodeArrays") -> dict[str, int]:
             raise DatasetError(
                 f"{key!r} is needed as a vector: {problem}", where=data.name, fix="see `check`"
             )
-        widths[key] = int(np.prod(feature.value_shape))
+        widths[key] = prod(feature.value_shape)
     return widths
 
 
@@ -611,7 +611,7 @@ def _hash_inputs(data: "EpisodeArrays", delta: tuple[int, ...], chunk: int) -> s
     """Hash everything that summaries depend on."""
     catalog = data.catalog
     table = data.catalog.episodes
-    rows = table.rows_of(np.unique(data.segments[:, 0]))
+    rows = table.rows_of(data.episodes)
     keys = {
         key: [
             catalog.stored_names.get(key, key),

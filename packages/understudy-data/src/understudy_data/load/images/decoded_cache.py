@@ -26,7 +26,7 @@ from understudy_data.datasets.read.video_frames import VideoFrames
 from understudy_data.load.images.clip_reader import Cursors, Timings, write
 from understudy_data.load.images.disk_cache import ImageFiles, StoredImages
 from understudy_data.video.depth import AnyConverter
-from understudy_data.video.reader import DecodedImage, VideoReader
+from understudy_data.video.reader import DecodedImage, VideoFacts
 
 Dataset = TypeVar("Dataset", bound=EpisodeArrays)
 _NEAR = 8  # frames to the next key frame that a run extends for
@@ -46,28 +46,28 @@ def decoded_bytes(dataset: EpisodeArrays, image_size: tuple[int, int] | None = N
     rows = dataset.table_rows
     total = 0
     for camera in dataset.video_keys:
-        reader = dataset.video_frames.reader(camera, int(rows[0]))
+        facts = dataset.video_frames.facts(camera, int(rows[0]))
         total += int(dataset.catalog.episodes.lengths[rows].sum()) * _image_bytes(
-            dataset, camera, reader, image_size
+            dataset, camera, facts, image_size
         )
     return total
 
 
 def _image_bytes(
-    dataset: EpisodeArrays, camera: str, reader: VideoReader, image_size: tuple[int, int] | None
+    dataset: EpisodeArrays, camera: str, facts: VideoFacts, image_size: tuple[int, int] | None
 ) -> int:
     """Bytes of one image as it is kept."""
-    height, width = image_size or (reader.height, reader.width)
-    stays = _stays_frame(dataset, camera, reader, image_size)
-    return reader.frame_bytes if stays else dataset.pixels(camera).nbytes(height, width)
+    height, width = image_size or (facts.height, facts.width)
+    stays = _stays_frame(dataset, camera, facts, image_size)
+    return facts.frame_bytes if stays else dataset.pixels(camera).nbytes(height, width)
 
 
 def _stays_frame(
-    dataset: EpisodeArrays, camera: str, reader: VideoReader, image_size: tuple[int, int] | None
+    dataset: EpisodeArrays, camera: str, facts: VideoFacts, image_size: tuple[int, int] | None
 ) -> bool:
     """Whether images stay frames of the decoder."""
-    converted = dataset.pixels(camera).nbytes(reader.height, reader.width)
-    return image_size is None and reader.knows_frame_bytes and reader.frame_bytes < converted
+    converted = dataset.pixels(camera).nbytes(facts.height, facts.width)
+    return image_size is None and facts.knows_frame_bytes and facts.frame_bytes < converted
 
 
 def keep_decoded(
@@ -261,10 +261,10 @@ class DecodedImages(VideoFrames):
         if episode is None:
             if self.files is not None:
                 self.files.pin(self.dataset, camera, row)  # before the video is opened
-            reader = self.reader(camera, row)  # outside the lock, which it takes
-            height, width = self.image_size or (reader.height, reader.width)
+            facts = self.reader(camera, row).facts  # outside the lock, which it takes
+            height, width = self.image_size or (facts.height, facts.width)
             if self.files is None:
-                episode = self._in_memory(camera, row, reader, height, width)
+                episode = self._in_memory(camera, row, facts, height, width)
             else:
                 first = int(self.first_frame(camera, np.asarray([row]))[0])
                 images = self.files.images(self.dataset, camera, row, first, (height, width))
@@ -273,11 +273,11 @@ class DecodedImages(VideoFrames):
         return episode
 
     def _in_memory(
-        self, camera: str, row: int, reader: VideoReader, height: int, width: int
+        self, camera: str, row: int, facts: VideoFacts, height: int, width: int
     ) -> _InMemory:
         count = int(self.catalog.episodes.lengths[row])
         frames: list[DecodedImage | None] | None = None
-        if _stays_frame(self.dataset, camera, reader, self.image_size):
+        if _stays_frame(self.dataset, camera, facts, self.image_size):
             frames = [None] * count
         images = 1 if frames else count
         empty = self.dataset.pixels(camera).empty(images, height, width)

@@ -179,8 +179,8 @@ def bytes_on_disk(dataset: EpisodeArrays, image_size: tuple[int, int] | None = N
     frames = int(dataset.catalog.episodes.lengths[rows].sum())
     total = 0
     for camera in dataset.video_keys:
-        reader = dataset.video_frames.reader(camera, int(rows[0]))
-        height, width = image_size or (reader.height, reader.width)
+        facts = dataset.video_frames.facts(camera, int(rows[0]))
+        height, width = image_size or (facts.height, facts.width)
         total += frames * (dataset.pixels(camera).nbytes(height, width) + 1) + len(rows) * _IDENTITY
     return total
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from understudy_data.datasets.episode_arrays import EpisodeArrays
 from understudy_data.datasets.format.episode_table import EpisodeTable
+from understudy_data.datasets.read.video_facts import keep_facts_of_many
 from understudy_data.load.images.decoded_cache import decoded_bytes
 from understudy_data.load.images.disk_cache import bytes_on_disk
 from understudy_data.order.make_spec import number_equal
@@ -94,8 +95,7 @@ def read_facts(
     Raises:
         DatasetError: a video cannot be opened.
     """
-    segment = dataset.segments[:1]
-    rows, frames = dataset.frames_to_decode(segment[:, 0], segment[:, 1])
+    row = dataset.first_row
     held = []
     decoder = []
     sample = 0
@@ -104,21 +104,22 @@ def read_facts(
     cost = 0.0
     pixels = 0
     indexes = 0
-    for camera in frames:
-        dataset.video_frames.open_ahead(camera, rows)
-    for camera, numbers in frames.items():
-        reader = dataset.video_frames.reader(camera, int(rows[0]))
-        height, width = image_size or (reader.height, reader.width)
+    for camera in dataset.video_keys:
+        dataset.video_frames.open_ahead(camera, np.array([row]))
+    for camera in dataset.video_keys:
+        images = dataset.windows.get(camera, 1)
+        facts = dataset.video_frames.facts(camera, row)
+        height, width = image_size or (facts.height, facts.width)
         image = dataset.pixels(camera).nbytes(height, width)
-        sample += numbers.size * image
-        window = max(window, numbers.size)
+        sample += images * image
+        window = max(window, images)
         pixels = max(pixels, height * width)
-        held.append(reader.frame_bytes)
-        decoder.append(reader.decoder_bytes)
+        held.append(facts.frame_bytes)
+        decoder.append(facts.decoder_bytes)
         indexes += (
-            reader.index_bytes * int(dataset.catalog.videos(camera).expected.sum()) // reader.count
+            facts.index_bytes * int(dataset.catalog.videos(camera).expected.sum()) // facts.count
         )
-        cost += _MS_PER_MEGAPIXEL.get(reader.codec, 4.0) * reader.height * reader.width / 1e6
+        cost += _MS_PER_MEGAPIXEL.get(facts.codec, 4.0) * facts.height * facts.width / 1e6
         resized = image_size is not None and image < held[-1]
         if resized:
             held[-1] = image
@@ -130,8 +131,8 @@ def read_facts(
     frame_count = len(dataset)
     if segments is not dataset.segments:
         frame_count = int((segments[:, 2] - segments[:, 1]).sum())
-    all_images = decoded_bytes(dataset, image_size) if frames else 0
-    disk_images = bytes_on_disk(dataset, image_size) if frames else 0
+    all_images = decoded_bytes(dataset, image_size) if dataset.video_keys else 0
+    disk_images = bytes_on_disk(dataset, image_size) if dataset.video_keys else 0
     return SourceFacts(
         name=dataset.name,
         frames=frame_count,
@@ -153,6 +154,20 @@ def read_facts(
         on_disk=on_disk,
         indexes=indexes,
     )
+
+
+def read_facts_of_all(
+    datasets: Sequence[EpisodeArrays],
+    image_size: tuple[int, int] | None = None,
+    on_disk: bool = False,
+) -> list[SourceFacts]:
+    """`read_facts` of each dataset; the videos of many small ones are opened once per host."""
+    videos = []
+    for dataset in datasets:
+        frames = dataset.video_frames
+        videos += [(frames, camera, dataset.first_row) for camera in dataset.video_keys]
+    keep_facts_of_many(videos)
+    return [read_facts(dataset, image_size, on_disk) for dataset in datasets]
 
 
 def resized(facts: SourceFacts, side: int) -> SourceFacts:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from understudy.train.data.run_data import RunData, episodes_within
 from understudy_base import ConfigError
-from understudy_data import Checksums, OrderFile
+from understudy_data import Catalog, Checksums, OrderFile
 
 TRAINING, VALIDATION, WEIGHT, EPISODE, TASK = range(5)
 _THREADS = 8
@@ -34,8 +34,9 @@ def frames_content(data: RunData, first: int = 0) -> bytes:
         changes, factors = training.loss_runs()
         runs = changes[:, [0, 1, 1]]
         episodes = training.catalog.episodes
-        texts = np.array([*training.catalog.tasks, ""], object)
         ids, lengths = episodes_within(training.catalog, source.span)
+        first_row = episodes.row_of(int(ids[0]))
+        texts = _task_texts(training.catalog, first_row, len(ids))
         whole = np.stack([ids, 0 * ids, lengths], axis=1)
         apart = whole[:0] if source.apart is None else source.apart.segments
         of_tasks, names = training.task_runs(np.union1d(training.episodes, apart[:, 0]))
@@ -49,17 +50,10 @@ def frames_content(data: RunData, first: int = 0) -> bytes:
         for part, (rows, weight) in enumerate(parts):
             if not len(rows):
                 continue
-            ids, inverse = np.unique(rows[:, 0], return_inverse=True)
-            tasks = [""] * len(ids)
             if part < EPISODE:
-                tasks = [
-                    " | ".join(texts[episodes.tasks_of(row)])
-                    for row in episodes.rows_of(ids).tolist()
-                ]
-            if part == TASK:
-                texts_of_rows = pa.array(names, pa.string())
+                texts_of_rows = texts[episodes.rows_of(rows[:, 0]) - first_row]
             else:
-                texts_of_rows = pa.array(tasks, pa.string()).take(pa.array(inverse))
+                texts_of_rows = np.array(names if part == TASK else [""] * len(rows), object)
             tables.add(source.number, part, rows, np.broadcast_to(weight, len(rows)), texts_of_rows)
     digests = {}
     for source in data.sources:  # updates come last
@@ -68,6 +62,19 @@ def frames_content(data: RunData, first: int = 0) -> bytes:
     content = io.BytesIO()
     pq.write_table(tables.join().replace_schema_metadata(digests), content, compression="zstd")
     return content.getvalue()
+
+
+def _task_texts(catalog: Catalog, first: int, count: int) -> np.ndarray:
+    """Text of the tasks of `count` episodes from table row `first` on, object (count,)."""
+    episodes = catalog.episodes
+    texts = np.array([*catalog.tasks, ""], object)
+    offsets = episodes.task_offsets[first : first + count + 1]
+    if (np.diff(offsets) == 1).all():
+        return texts[episodes.task_indices[offsets[0] : offsets[-1]]]
+    joined = np.empty(count, object)
+    for number in range(count):
+        joined[number] = " | ".join(texts[episodes.tasks_of(first + number)])
+    return joined
 
 
 class _Tables:
@@ -79,11 +86,11 @@ class _Tables:
 
     def __init__(self) -> None:
         self._tables: list[pa.Table] = []
-        self._runs: list[tuple[int, int, np.ndarray, np.ndarray, pa.Array]] = []
+        self._runs: list[tuple[int, int, np.ndarray, np.ndarray, np.ndarray]] = []
         self._rows = 0
 
     def add(
-        self, source: int, part: int, rows: np.ndarray, weights: np.ndarray, texts: pa.Array
+        self, source: int, part: int, rows: np.ndarray, weights: np.ndarray, texts: np.ndarray
     ) -> None:
         """Add rows [episode, start, stop) of a part of a source."""
         self._runs.append((source, part, rows, weights, texts))
@@ -108,7 +115,8 @@ class _Tables:
         columns |= {"source": np.repeat(sources, counts).astype(np.int64)}
         columns |= {"part": np.repeat(parts, counts).astype(np.int64)}
         columns["weight"] = np.concatenate([np.empty(0), *weights]).astype(np.float32)
-        columns["task"] = pa.concat_arrays([pa.array([], pa.string()), *texts]).dictionary_encode()
+        joined = np.concatenate([np.empty(0, object), *texts])
+        columns["task"] = pa.array(joined, pa.string()).dictionary_encode()
         self._tables.append(pa.table(columns))
         self._runs = []
         self._rows = 0

@@ -343,6 +343,8 @@ def _look(
     share = -(-count // len(parts))
     try:
         for part in parts:
+            if len(grids) >= count:
+                break
             images = EpisodeDataset(part.catalog, keys=[camera], frame_cache_bytes=0)
             rows = np.unique(
                 np.linspace(0, len(part) - 1, min(share, count - len(grids)))
