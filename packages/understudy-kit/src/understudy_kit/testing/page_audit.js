@@ -38,7 +38,7 @@
     found.add(`overflow: the page is ${document.documentElement.scrollWidth} px wide, the screen ${window.innerWidth}`);
 
   for (const box of document.querySelectorAll("main *"))
-    if (box.scrollWidth > box.clientWidth + 1 && ["auto", "scroll", "hidden"].includes(getComputedStyle(box).overflowX) && box.checkVisibility())
+    if (box.scrollWidth > box.clientWidth + 1 && ["auto", "scroll", "hidden"].includes(getComputedStyle(box).overflowX) && !box.title && box.checkVisibility())
       say("scrolls", box, `${box.scrollWidth} px in ${box.clientWidth}: ${box.innerText.slice(0, 40)}`);
 
   const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);

@@ -226,7 +226,7 @@ def test_names_of_runs_are_text(copy: Change, tmp_path: Path) -> None:
     assert main(["report", str(copy("one")), str(hostile), "--output", str(out)]) == 0
     page = out.read_text()
     assert "<img src=y" not in page
-    assert page.count("</script>") == 2
+    assert page.count("</script>") == page.count("<script")
     assert "x&lt;/script&gt;&lt;img src=y" in page
 
 

@@ -35,8 +35,6 @@ def frames_content(data: RunData, first: int = 0) -> bytes:
         runs = changes[:, [0, 1, 1]]
         episodes = training.catalog.episodes
         ids, lengths = episodes_within(training.catalog, source.span)
-        first_row = episodes.row_of(int(ids[0]))
-        texts = _task_texts(training.catalog, first_row, len(ids))
         whole = np.stack([ids, 0 * ids, lengths], axis=1)
         apart = whole[:0] if source.apart is None else source.apart.segments
         of_tasks, names = training.task_runs(np.union1d(training.episodes, apart[:, 0]))
@@ -47,11 +45,13 @@ def frames_content(data: RunData, first: int = 0) -> bytes:
             (whole, 1.0),
             (of_tasks, 1.0),
         ]
+        named = np.unique(np.concatenate([rows[:, 0] for rows, _ in parts[:EPISODE]]))
+        texts = _task_texts(training.catalog, episodes.rows_of(named))
         for part, (rows, weight) in enumerate(parts):
             if not len(rows):
                 continue
             if part < EPISODE:
-                texts_of_rows = texts[episodes.rows_of(rows[:, 0]) - first_row]
+                texts_of_rows = texts[np.searchsorted(named, rows[:, 0])]
             else:
                 texts_of_rows = np.array(names if part == TASK else [""] * len(rows), object)
             tables.add(source.number, part, rows, np.broadcast_to(weight, len(rows)), texts_of_rows)
@@ -64,16 +64,16 @@ def frames_content(data: RunData, first: int = 0) -> bytes:
     return content.getvalue()
 
 
-def _task_texts(catalog: Catalog, first: int, count: int) -> np.ndarray:
-    """Text of the tasks of `count` episodes from table row `first` on, object (count,)."""
+def _task_texts(catalog: Catalog, rows: np.ndarray) -> np.ndarray:
+    """Text of the tasks of episodes, object (n,); rows: int64 (n,), those of the episodes table."""
     episodes = catalog.episodes
     texts = np.array([*catalog.tasks, ""], object)
-    offsets = episodes.task_offsets[first : first + count + 1]
-    if (np.diff(offsets) == 1).all():
-        return texts[episodes.task_indices[offsets[0] : offsets[-1]]]
-    joined = np.empty(count, object)
-    for number in range(count):
-        joined[number] = " | ".join(texts[episodes.tasks_of(first + number)])
+    starts = episodes.task_offsets[rows]
+    if (episodes.task_offsets[rows + 1] - starts == 1).all():
+        return texts[episodes.task_indices[starts]]
+    joined = np.empty(len(rows), object)
+    for number, row in enumerate(rows.tolist()):
+        joined[number] = " | ".join(texts[episodes.tasks_of(row)])
     return joined
 
 
