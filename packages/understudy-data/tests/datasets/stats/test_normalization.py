@@ -54,7 +54,8 @@ def test_normalization_quantiles_do_not_lose_a_rare_event() -> None:
     hnp.arrays(
         np.float32,
         st.tuples(st.integers(1, 30), st.integers(1, 3)),
-        elements=st.floats(-1e3, 1e3, width=32),
+        # the middle of two subnormal numbers is rounded by more than the bound below
+        elements=st.floats(-1e3, 1e3, width=32, allow_subnormal=False),
     )
 )
 def test_normalization_normal_values_are_finite_and_bounded(mode: str, x: np.ndarray) -> None:
