@@ -1,6 +1,6 @@
 # On a fresh machine:
 #   make demo        set up, then record, train, kill, resume, validate and roll out (5 to 7 minutes on 2 cores)
-#   make test        set up, then formatting, types and the tests: 15 minutes on 2 cores
+#   make test        set up, then formatting, types and the tests: 24 minutes on 2 cores
 #   make test-long   the same with all long tests: before a release
 #   make test-client test-data test-tools   the tests of a distribution with its own needs alone, in .venv-client and so on
 #   make docs        the documentation site, in site/
