@@ -290,7 +290,7 @@ def share(make: Callable[[], T], *inputs: Any, cache: str = "") -> T:
     return once_per_host(key, make_measured, cache)
 
 
-_alike: dict[tuple[Any, ...], Any] = {}  # results of small inputs, by these
+_alike: dict[tuple[Any, ...], tuple[Any]] = {}  # results of small inputs, by these
 
 
 def _share_alike(make: Callable[[], T], name: tuple[str, str], inputs: Sequence[Any]) -> T:
@@ -302,24 +302,25 @@ def _share_alike(make: Callable[[], T], name: tuple[str, str], inputs: Sequence[
             size += part.nbytes
             if size > _SMALL or part.dtype.hasobject:
                 return make()
-            key += [part.dtype.str, part.shape, part.tobytes()]
+            key += [str(part.dtype), part.shape, part.tobytes()]
         elif isinstance(part, (type(None), bool, int, float, str)):
-            key += [type(part), part]
+            key += [type(part), repr(part)]  # -0.0 equals 0.0, and NaN nothing
         else:
             return make()
     whole = tuple(key)
-    if whole not in _alike:
-        result = make()
-        try:
-            kept = _read_only(result)
-        except TypeError:
-            return result
-        if len(_alike) >= _MOST_ALIKE:
-            _alike.clear()
-        _alike[whole] = kept
-        return kept
-    kept_result: T = _alike[whole]
-    return kept_result
+    found = _alike.get(whole)  # in one look: another thread may clear the table
+    if found is not None:
+        known: T = found[0]
+        return known
+    result = make()
+    try:
+        kept = _read_only(result)
+    except TypeError:
+        return result
+    if len(_alike) >= _MOST_ALIKE:
+        _alike.clear()
+    _alike[whole] = (kept,)
+    return kept
 
 
 def _read_only(value: T) -> T:
